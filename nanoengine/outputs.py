@@ -1,0 +1,53 @@
+"""What the engine gives back. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """One finished (or, while streaming, growing) request.
+
+    ``out["text"]`` and ``out["token_ids"]`` read like nano-vllm's dicts; ``out.outputs[0].text``
+    reads like vLLM's objects; plain attributes are the shortest.
+
+    token_ids: generated ids, the end token included. text: their text without end token, stop
+    string or a character cut in half. finish_reason: "stop", "length" or "abort"; None while
+    running. stop_reason: the stop string or token id that ended it, if one did.
+    logprobs: one dict {token id: natural-log probability} a generated token, or None.
+    num_cached_tokens: prompt tokens whose KV came from the prefix cache at first admission.
+    metrics: seconds on the monotonic clock: "arrival", "first_token", "finished"; and the count
+    "preemptions".
+    delta: in a stream, the text that is new since the last item.
+    """
+
+    request_id: int
+    prompt: str | None
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str = ""
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    logprobs: list[dict[int, float]] | None = None
+    num_cached_tokens: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    delta: str = ""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.__dataclass_fields__:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def keys(self):
+        return self.__dataclass_fields__.keys()
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def outputs(self) -> list[RequestOutput]:
+        """vLLM's shape: a list with one completion."""
+        return [self]

@@ -1,0 +1,112 @@
+"""What a request asks of the sampler and of the stop rules. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+SEED_LIMIT = 2**63
+
+
+def _number(name: str, value, low: float, high: float, *, open_low=False, integer=False):
+    """Return ``value`` if it is a finite number in range; ValueError names argument and limit."""
+    kind = "an integer" if integer else "a number"
+    wrong_type = isinstance(value, bool) or not hasattr(value, "__index__" if integer else "__float__")
+    if wrong_type or not (integer or math.isfinite(value)):
+        raise ValueError(f"{name} must be {kind}, got {value!r}")
+    value = value.__index__() if integer else float(value)
+    if value < low or value > high or (open_low and value == low):
+        left = "(" if open_low else "["
+        raise ValueError(f"{name} must lie in {left}{low}, {high}], got {value!r}")
+    return value
+
+
+@dataclass(slots=True, frozen=True)
+class SamplingParams:
+    """How to choose the next token, and when to stop.
+
+    temperature: 0 is greedy (top_k, top_p and min_p then change nothing); must be >= 0.
+    top_k: keep the k most likely tokens; 0 or -1 keeps all. top_p: keep the smallest set whose
+        probabilities sum to at least top_p. min_p: drop tokens less likely than min_p times the
+        likeliest. Applied in the order temperature, top_k, top_p, min_p.
+    repetition_penalty: > 1 divides positive and multiplies negative logits of every token seen in
+        prompt or output (Keskar et al. 2019, arXiv:1909.05858).
+    presence_penalty, frequency_penalty: subtracted once, or once per occurrence, from the logits
+        of tokens already generated; each in [-2, 2], as in OpenAI's API.
+    seed: makes the random numbers of this request depend on seed and position alone, so that
+        batch mates, chunking and preemption do not change it (given equal logits).
+    max_tokens: upper bound of generated tokens; None means up to the model's limit.
+    min_tokens: end tokens and stop_token_ids are impossible until this many are generated, and
+        stop strings are not looked for.
+    stop: text that ends the output and is not part of it; may span tokens.
+    stop_token_ids: further end tokens. ignore_eos: the model's own end tokens do not stop.
+    logprobs: number of most likely tokens to report at each position (natural log of the model's
+        own distribution, before penalties and temperature); None reports nothing.
+    skip_special_tokens: leave special tokens out of the text (stop tokens always are).
+    detokenize: False leaves ``text`` empty and saves the work.
+
+    Errors: ValueError that names the argument, its value and the limit; TypeError for unknown
+    keywords (by Python itself).
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 64
+    min_tokens: int = 0
+    stop: str | SequenceOf[str] | None = None
+    stop_token_ids: SequenceOf[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+
+    def __post_init__(self) -> None:
+        big = 2**31 - 1
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 (frozen)
+        put("temperature", _number("temperature", self.temperature, 0.0, 1e4))
+        put("top_k", max(0, _number("top_k", self.top_k, -1, big, integer=True)))
+        put("top_p", _number("top_p", self.top_p, 0.0, 1.0, open_low=True))
+        put("min_p", _number("min_p", self.min_p, 0.0, 1.0))
+        put("repetition_penalty", _number("repetition_penalty", self.repetition_penalty, 0.0, 1e4, open_low=True))
+        put("presence_penalty", _number("presence_penalty", self.presence_penalty, -2.0, 2.0))
+        put("frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
+        if self.seed is not None:
+            put("seed", _number("seed", self.seed, -SEED_LIMIT, SEED_LIMIT - 1, integer=True))
+        if self.max_tokens is not None:
+            put("max_tokens", _number("max_tokens", self.max_tokens, 1, 2**63, integer=True))
+        put("min_tokens", _number("min_tokens", self.min_tokens, 0, 2**63, integer=True))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}")
+        if self.logprobs is not None:
+            put("logprobs", _number("logprobs", self.logprobs, 0, 1000, integer=True))
+        put("stop", self._stop_strings())
+        put("stop_token_ids", self._stop_ids())
+        for name in ("ignore_eos", "skip_special_tokens", "detokenize"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.stop and not self.detokenize:
+            raise ValueError(f"stop={self.stop!r} needs the text: detokenize must be True")
+
+    def _stop_strings(self) -> tuple[str, ...]:
+        stop = () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, (list, tuple)) or not all(isinstance(s, str) and s for s in stop):
+            raise ValueError(f"stop must be a non-empty string or a list of them, got {self.stop!r}")
+        return tuple(stop)
+
+    def _stop_ids(self) -> tuple[int, ...]:
+        ids = self.stop_token_ids if self.stop_token_ids is not None else ()
+        if isinstance(ids, (str, bytes)) or not hasattr(ids, "__iter__"):
+            raise ValueError(f"stop_token_ids must be a list of token ids, got {ids!r}")
+        return tuple(_number("stop_token_ids", i, 0, 2**31 - 1, integer=True) for i in ids)
+
+    @property
+    def needs_history(self) -> bool:
+        """True if the next token's logits depend on the text of the last one (penalties)."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
