@@ -1,0 +1,42 @@
+"""Skips are claims about the machine, so each must be on the list below; any other skip is a failure."""
+
+import os
+import re
+from fnmatch import fnmatch
+
+import pytest
+
+# (test id pattern, pattern of the reason, why this skip is right)
+ALLOWED_SKIPS = [
+    ("tests/gpu/*", r"no CUDA GPU", "CI has no GPU; the figures of a GPU run are recorded with the machine's name"),
+    ("*", r"triton is not installed", "Triton exists for Linux only; make setup installs it there"),
+]
+if not os.environ.get("CI"):
+    ALLOWED_SKIPS.append(("tests/browser/*", r"no Chromium", "a reader's machine may have none; .ci/run installs it"))
+
+
+def _allowed(nodeid: str, reason: str) -> bool:
+    return any(fnmatch(nodeid, where) and re.search(why, reason) for where, why, _ in ALLOWED_SKIPS)
+
+
+def _fail_unlisted_skip(report) -> None:
+    if not report.skipped or hasattr(report, "wasxfail"):
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    if not _allowed(report.nodeid, reason):
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid}: {reason!r} is not in ALLOWED_SKIPS of tests/conftest.py"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    _fail_unlisted_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    report = yield
+    _fail_unlisted_skip(report)
+    return report
