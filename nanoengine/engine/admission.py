@@ -1,0 +1,86 @@
+"""The request contract: what can never be served is refused here, before it is queued. Needs no torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from nanoengine.config import EngineConfig
+from nanoengine.engine.sequence import Sequence
+from nanoengine.sampling_params import SamplingParams
+
+_GOLDEN = 0x9E3779B97F4A7C15  # odd 64-bit constant: spreads consecutive request ids over all seeds
+
+
+def make_sequence(
+    config: EngineConfig,
+    pool_tokens: int,
+    seq_id: int,
+    prompt_token_ids: Iterable[int],
+    params: SamplingParams | None = None,
+    *,
+    prompt: str | None = None,
+    detokenizer=None,
+) -> Sequence:
+    """Check one request against the limits of the engine and make its Sequence.
+
+    pool_tokens: tokens that the whole KV pool holds. Whatever outgrows a limit later is not
+    refused: it ends with finish_reason "length" at the smallest of prompt + max_tokens,
+    max_model_len, and the pool + 1 (the last token's KV is never needed).
+    Errors: ValueError naming the argument, its value and the limit.
+    """
+    params = SamplingParams() if params is None else params
+    if not isinstance(params, SamplingParams):
+        raise ValueError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
+    token_ids = check_token_ids(prompt_token_ids, config.vocab_size)
+    length = len(token_ids)
+    if length >= config.max_model_len:
+        raise ValueError(
+            f"prompt has {length} tokens, max_model_len={config.max_model_len} leaves no room for an answer: "
+            "shorten the prompt or raise max_model_len"
+        )
+    if length > pool_tokens:
+        raise ValueError(
+            f"prompt has {length} tokens, the whole KV pool holds {pool_tokens}: "
+            "shorten the prompt or give the engine more num_blocks"
+        )
+    if config.vocab_size is not None:
+        for token in params.stop_token_ids:
+            if token >= config.vocab_size:
+                raise ValueError(f"stop_token_ids contains {token}, vocabulary has {config.vocab_size} tokens")
+    limits = [config.max_model_len, pool_tokens + 1]
+    if params.max_tokens is not None:
+        limits.append(length + params.max_tokens)
+    model_ends = () if params.ignore_eos else config.eos_token_ids
+    seed = params.seed
+    if seed is None:
+        seed = (config.seed + (seq_id + 1) * _GOLDEN) % 2**63
+    return Sequence(
+        seq_id=seq_id,
+        token_ids=token_ids,
+        params=params,
+        max_total_tokens=min(limits),
+        end_token_ids=frozenset(model_ends) | frozenset(params.stop_token_ids),
+        seed=seed,
+        prompt=prompt,
+        arrival=time.monotonic(),
+        detokenizer=detokenizer,
+    )
+
+
+def check_token_ids(token_ids: Iterable[int], vocab_size: int | None) -> list[int]:
+    """The ids as a list of plain ints, each in [0, vocab_size). ValueError otherwise."""
+    if isinstance(token_ids, (str, bytes)) or not hasattr(token_ids, "__iter__"):
+        raise ValueError(f"prompt_token_ids must be a list of token ids, got {type(token_ids).__name__}")
+    limit = 2**31 if vocab_size is None else vocab_size
+    ids = []
+    for index, token in enumerate(token_ids):
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise ValueError(f"prompt_token_ids[{index}] must be an integer, got {token!r}")
+        token = token.__index__()
+        if not 0 <= token < limit:
+            raise ValueError(f"prompt_token_ids[{index}] is {token}, outside the vocabulary [0, {limit})")
+        ids.append(token)
+    if not ids:
+        raise ValueError("prompt is empty: it needs at least one token")
+    return ids

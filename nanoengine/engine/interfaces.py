@@ -1,0 +1,76 @@
+"""The parts of an engine that can be replaced, as typing.Protocols. Needs no torch.
+
+``LLMEngine(config, scheduler=, block_manager=, runner=)`` takes any object with these methods:
+that is how a learner's own part runs the real model, and how an exercise is checked.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from nanoengine.engine.batch import Batch
+from nanoengine.engine.sequence import Sequence
+
+
+@runtime_checkable
+class Pending(Protocol):
+    """A launched step. ``result()`` waits for it; it may be asked once.
+
+    Returns one list of token ids a row: empty for an unfinished chunk, one id for a decode or a
+    finished prompt, several where drafts were accepted. ``logprobs`` is, after result(), None or
+    one list a row of {token id: natural-log probability} in step with the ids.
+    """
+
+    logprobs: list[list[dict[int, float]]] | None
+
+    def result(self) -> list[list[int]]: ...
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """Runs batches. Launches run in the order they were made."""
+
+    num_blocks: int  # size of its KV pool
+    block_size: int
+
+    def launch(self, batch: Batch) -> Pending: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class SchedulerLike(Protocol):
+    """See engine.scheduler.Scheduler: subclass it and write ``schedule``, or bring all of this."""
+
+    waiting: Any
+    running: list[Sequence]
+
+    def add(self, seq: Sequence) -> None: ...
+    def schedule(self) -> Any: ...
+    def must_land_first(self) -> bool: ...
+    def advance(self, plan: Any) -> None: ...
+    def retire(self, finished: list[Sequence]) -> None: ...
+    def restart(self, unfinished: list[Sequence]) -> None: ...
+
+
+@runtime_checkable
+class BlockManagerLike(Protocol):
+    """See engine.block_manager.BlockManager."""
+
+    num_blocks: int
+    block_size: int
+    num_free_blocks: int
+
+    def lookup(self, seq: Sequence) -> list[int]: ...
+    def can_allocate(self, seq: Sequence, cached: list[int], reserve: int = 0) -> bool: ...
+    def allocate(self, seq: Sequence, cached: list[int]) -> None: ...
+    def grow(self, seq: Sequence, num_tokens: int) -> bool: ...
+    def commit(self, seq: Sequence, num_written: int) -> None: ...
+    def free(self, seq: Sequence) -> None: ...
+    def reset(self) -> None: ...
+
+
+class Sampler(Protocol):
+    """See model.sampler.Sampler: logits [S, vocabulary] and the rows' sequences in, token ids out."""
+
+    def __call__(self, logits: Any, seqs: list[Sequence], positions: Any) -> Any: ...

@@ -1,0 +1,98 @@
+"""The engine: schedule -> run -> postprocess, again and again. Needs no torch.
+
+Each step asks the scheduler who runs, lays the chosen tokens out as one ragged batch, launches it,
+and writes the sampled tokens back. All else lives elsewhere: what may be asked in ``admission``,
+who gets blocks in ``block_manager``, how a batch is laid out in ``batch``, when an answer ends in
+``postprocess``, and text, chat and streaming in ``nanoengine.llm``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from nanoengine.config import EngineConfig
+from nanoengine.engine.admission import make_sequence
+from nanoengine.engine.batch import build_batch
+from nanoengine.engine.block_manager import BlockManager
+from nanoengine.engine.postprocess import InFlight, StepOutput, end, land
+from nanoengine.engine.scheduler import make_scheduler
+from nanoengine.engine.sequence import Sequence
+
+
+class LLMEngine:
+    """Token ids in, token ids out. Each part can be your own: see engine.interfaces. Without a runner,
+    model_runner loads the model (with your sampler, attention or model). observer: nanoengine.trace."""
+
+    def __init__(self, config: EngineConfig, *, runner=None, block_manager=None, scheduler=None, observer=None, **parts):
+        if runner is None:
+            from nanoengine.engine.model_runner import ModelRunner  # the first line that needs torch
+
+            runner = ModelRunner(config, **parts)
+        elif parts:
+            raise TypeError(f"{', '.join(parts)}: a runner of your own brings its own parts")
+        self.config, self.runner, self.observer = config, runner, observer
+        caching = config.enable_prefix_caching
+        self.block_manager = block_manager or BlockManager(runner.num_blocks, runner.block_size, enable_prefix_caching=caching)
+        self.scheduler = scheduler or make_scheduler(config, self.block_manager)
+        self.sequences: dict[int, Sequence] = {}  # all that have not finished, by id, oldest first
+        self.in_flight: list[InFlight] = []
+        self._ids = itertools.count()
+
+    def add_request(self, prompt_token_ids, params=None, *, prompt=None, detokenizer=None) -> Sequence:
+        """Queue one request. ValueError if it can never be served; the engine goes on."""
+        pool_tokens = self.block_manager.num_blocks * self.block_manager.block_size
+        seq = make_sequence(self.config, pool_tokens, next(self._ids), prompt_token_ids, params,
+                            prompt=prompt, detokenizer=detokenizer)  # fmt: skip
+        self.sequences[seq.seq_id] = seq
+        self.scheduler.add(seq)
+        return seq
+
+    def abort(self, seq: Sequence) -> None:
+        """End a request now. Its blocks go back at once, or when its step in flight lands."""
+        if self.sequences.pop(seq.seq_id, None) is not None:
+            end(seq, "abort")
+            self.scheduler.retire([seq])
+
+    def has_unfinished(self) -> bool:
+        return bool(self.sequences or self.in_flight)
+
+    def step(self) -> StepOutput:
+        """One turn of the engine. If it raises, nothing is lost: what was running starts over."""
+        try:
+            if self.in_flight and (self.scheduler.must_land_first() or self.in_flight[0].needs_history):
+                return self._land()
+            plan = self.scheduler.schedule()  # 1. who runs, and how many tokens of each
+            if plan.seqs:
+                rows = self.in_flight[-1].rows if self.in_flight else None
+                batch = build_batch(plan.seqs, self.block_manager.block_size, rows)
+                record = self.observer.before(self, plan, batch) if self.observer else None
+                pending = self.runner.launch(batch)  # 2. run: the forward pass and the sampler
+                self.in_flight.append(InFlight(plan, batch, pending, record))
+                self.scheduler.advance(plan)
+            elif self.sequences and not self.in_flight:
+                raise RuntimeError(f"the scheduler runs nothing, with {len(self.sequences)} requests unfinished")
+            if len(self.in_flight) > (self.config.overlap if plan.seqs else 0):
+                return self._land()  # 3. postprocess: append, stop, free
+            return StepOutput()
+        except BaseException:
+            self.in_flight.clear()
+            self.sequences = {i: seq for i, seq in self.sequences.items() if seq.finish_reason is None}
+            self.scheduler.restart(self.sequences.values())
+            raise
+
+    def _land(self) -> StepOutput:
+        step = self.in_flight.pop(0)
+        output = land(step, self.block_manager)
+        for seq in output.finished:
+            del self.sequences[seq.seq_id]
+        if output.finished:
+            self.scheduler.retire(output.finished)
+        if self.observer:
+            self.observer.after(self, step, output)
+        return output
+
+    def run(self) -> Iterator[StepOutput]:
+        """Steps until every request has finished."""
+        while self.has_unfinished():
+            yield self.step()

@@ -1,0 +1,114 @@
+"""What happens when a launched step lands: tokens are appended, ends are found. Needs no torch."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from nanoengine.engine.batch import Batch
+from nanoengine.engine.interfaces import BlockManagerLike, Pending
+from nanoengine.engine.scheduler import Plan
+from nanoengine.engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A step that was launched and has not landed."""
+
+    plan: Plan
+    batch: Batch
+    pending: Pending
+    record: dict | None = None  # what the observer will get
+
+    @property
+    def rows(self) -> dict[int, int]:
+        """seq_id -> row, for the rows whose new token the next batch may need."""
+        seqs = self.batch.seqs
+        return {seqs[row].seq_id: row for row in self.batch.sample_rows.tolist()}
+
+    @property
+    def needs_history(self) -> bool:
+        """True if a row's next logits depend on the token now in flight (penalties)."""
+        return any(seq.params.needs_history for seq in self.batch.seqs)
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step reports: two counts with names, not one number whose sign carries a meaning.
+
+    num_prefill_tokens: tokens of rows that computed prompt (or recomputed) tokens.
+    num_decode_tokens: rows that computed one token and sampled the next.
+    new_tokens: (sequence, its new token ids) for each row that got any. finished: ended this step.
+    """
+
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    new_tokens: list[tuple[Sequence, list[int]]] = field(default_factory=list)
+    finished: list[Sequence] = field(default_factory=list)
+
+
+def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
+    """Wait for the step and write its tokens back: append, look for an end, commit full blocks.
+
+    Rows that were ended or aborted while the step was in flight get nothing: no token after an
+    end. The last step in flight of such a row gives its blocks back.
+    """
+    results = step.pending.result()
+    logprobs = getattr(step.pending, "logprobs", None)
+    batch, output, block_size = step.batch, StepOutput(), manager.block_size
+    if len(results) != len(batch.seqs):
+        raise RuntimeError(f"the runner returned {len(results)} rows for a batch of {len(batch.seqs)}")
+    now = time.monotonic()
+    written = batch.context_lens.tolist()
+    for row, (seq, tokens) in enumerate(zip(batch.seqs, results, strict=True)):
+        seq.num_in_flight -= 1
+        if seq.finish_reason is not None:
+            if not seq.num_in_flight:
+                manager.free(seq)
+            continue
+        if tokens:
+            output.new_tokens.append((seq, tokens))
+            if seq.first_token is None:
+                seq.first_token = now
+            if logprobs is not None and seq.logprobs is not None:
+                seq.logprobs.extend(logprobs[row])
+            for token in tokens:
+                seq.token_ids.append(token)
+                if (
+                    token in seq.end_token_ids or seq.detokenizer is not None or len(seq.token_ids) >= seq.max_total_tokens
+                ) and _ends(seq, token):
+                    output.finished.append(seq)
+                    break
+        if written[row] // block_size > seq.num_committed_blocks:
+            manager.commit(seq, written[row])
+    _count(batch, output)
+    return output
+
+
+def _ends(seq: Sequence, token: int) -> bool:
+    """End ``seq`` if ``token``, just appended, ends it."""
+    if token in seq.end_token_ids and seq.num_output_tokens > seq.params.min_tokens:
+        end(seq, "stop", token)
+        return True
+    matched = seq.detokenizer.push(token) if seq.detokenizer is not None else None
+    if matched is not None:
+        end(seq, "stop", matched)
+    elif len(seq.token_ids) >= seq.max_total_tokens:
+        end(seq, "length")
+    return seq.finish_reason is not None
+
+
+def end(seq: Sequence, finish_reason: str, stop_reason: str | int | None = None) -> None:
+    """Mark ``seq`` as ended and let out the text that was held back for a stop string."""
+    seq.finish_reason, seq.stop_reason, seq.finished_at = finish_reason, stop_reason, time.monotonic()
+    if seq.detokenizer is not None:
+        seq.detokenizer.finish()
+
+
+def _count(batch: Batch, output: StepOutput) -> None:
+    if batch.is_decode:
+        output.num_decode_tokens = len(batch.seqs)
+        return
+    many = batch.query_lens > 1
+    output.num_prefill_tokens = int(batch.query_lens[many].sum())
+    output.num_decode_tokens = int((~many).sum())

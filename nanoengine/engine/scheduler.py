@@ -1,0 +1,188 @@
+"""Which sequences compute how many tokens in the next step. Needs no torch.
+
+Two policies over the same state and the same progress counter:
+    TokenBudgetScheduler   running first, then waiting, one token budget, phases mixed (as vLLM V1)
+    PrefillFirstScheduler  a step is all prefill or all decode, prefill first (as nano-vllm)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from nanoengine.config import EngineConfig
+from nanoengine.engine.block_manager import BlockManager
+from nanoengine.engine.sequence import Sequence, Status
+
+
+@dataclass(slots=True)
+class Plan:
+    """What schedule() decided: rows of the batch (each with its num_scheduled_tokens) and why.
+
+    events: plain dicts {"kind": "admit" | "hit" | "preempt", "seq": id, ...}, in order.
+    """
+
+    seqs: list[Sequence] = field(default_factory=list)
+    num_tokens: int = 0
+    events: list[dict] = field(default_factory=list)
+
+    def add(self, seq: Sequence, num_tokens: int) -> None:
+        seq.num_scheduled_tokens = num_tokens
+        self.seqs.append(seq)
+        self.num_tokens += num_tokens
+
+
+class Scheduler:
+    """State and moves that both policies share; a policy is one method, ``schedule``.
+
+    waiting: first come, first served; preempted sequences go back to its front.
+    running: in order of admission, so that the last one is the victim of a preemption and the
+    first one always makes progress.
+    """
+
+    def __init__(self, config: EngineConfig, block_manager: BlockManager):
+        self.block_manager = block_manager
+        self.max_num_seqs = config.max_num_seqs
+        self.max_num_batched_tokens = config.max_num_batched_tokens
+        self.watermark_blocks = int(config.watermark * block_manager.num_blocks)
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+
+    # what the engine calls
+
+    def add(self, seq: Sequence) -> None:
+        self.waiting.append(seq)
+
+    def schedule(self) -> Plan:
+        raise NotImplementedError("use TokenBudgetScheduler or PrefillFirstScheduler, or write your own")
+
+    def must_land_first(self) -> bool:
+        """True if the next schedule() might preempt, which needs every step landed.
+
+        A running sequence needs one block a step at most (a prefill has all of its own already).
+        """
+        return self.block_manager.num_free_blocks < len(self.running)
+
+    def advance(self, plan: Plan) -> None:
+        """The plan was launched: its tokens count as computed, and the last one brings a new token."""
+        for seq in plan.seqs:
+            seq.num_in_flight += 1
+            seq.num_computed_tokens += seq.num_scheduled_tokens
+            if seq.num_computed_tokens == seq.num_tokens:
+                seq.num_tokens += 1
+
+    def retire(self, finished: list[Sequence]) -> None:
+        """Sequences that have ended leave the queues; their blocks go back once nothing is in flight."""
+        for seq in finished:
+            if seq.status is Status.WAITING:
+                self.waiting.remove(seq)
+            seq.status = Status.FINISHED
+            if not seq.num_in_flight:
+                self.block_manager.free(seq)
+        self.running = [seq for seq in self.running if seq.status is Status.RUNNING]
+
+    def restart(self, unfinished: Iterable[Sequence]) -> None:
+        """After a step that failed half-way: all KV is dropped, nothing else is lost."""
+        self.block_manager.reset()
+        self.running, self.waiting = [], deque(unfinished)
+        for seq in self.waiting:
+            seq.restart()
+
+    # what policies are made of
+
+    def schedule_running(self, plan: Plan, seqs: list[Sequence]) -> None:
+        """Give each of ``seqs``, in order, its next tokens; preempt from the end where blocks run out."""
+        budget = self.max_num_batched_tokens - plan.num_tokens
+        rows = plan.seqs
+        for seq in seqs:
+            if not budget or len(rows) >= self.max_num_seqs:
+                break
+            if seq.status is not Status.RUNNING or seq.num_tokens >= seq.max_total_tokens:
+                continue  # preempted a moment ago; or its last token is already in flight
+            wanted = seq.num_tokens - seq.num_computed_tokens
+            if wanted > budget:
+                wanted = budget
+            if seq.num_computed_tokens + wanted > seq.capacity and not self._make_room(plan, seq, wanted):
+                continue
+            seq.num_scheduled_tokens = wanted
+            budget -= wanted
+            rows.append(seq)
+        plan.num_tokens = self.max_num_batched_tokens - budget
+
+    def _make_room(self, plan: Plan, seq: Sequence, num_tokens: int) -> bool:
+        """Preempt the latest sequences until ``seq`` can grow; False if that was ``seq`` itself."""
+        while not self.block_manager.grow(seq, num_tokens):
+            victim = self.running[-1]
+            self.preempt(plan, victim, seq)
+            if victim is seq:
+                return False
+        return True
+
+    def preempt(self, plan: Plan, victim: Sequence, needed_by: Sequence) -> None:
+        """Take all blocks of ``victim``; its tokens stay and their KV is computed again later."""
+        if victim.num_in_flight:
+            raise RuntimeError(f"sequence {victim.seq_id} has a step in flight: land it before preempting")
+        if victim in plan.seqs:
+            raise RuntimeError(f"sequence {victim.seq_id} is already in this plan: schedule in order of admission")
+        self.running.remove(victim)
+        plan.events.append({"kind": "preempt", "seq": victim.seq_id, "needed_by": needed_by.seq_id,
+                            "blocks": len(victim.block_table), "computed": victim.num_computed_tokens})  # fmt: skip
+        self.block_manager.free(victim)
+        victim.restart()
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(victim)
+
+    def admit_waiting(self, plan: Plan) -> None:
+        """Start waiting sequences, in order, while slots, budget and blocks last.
+
+        A sequence starts only if its whole prompt fits. While others run, the watermark stays
+        free; with nothing running the first in line always fits (add_request made sure of it).
+        """
+        manager = self.block_manager
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            budget = self.max_num_batched_tokens - plan.num_tokens
+            seq = self.waiting[0]
+            cached = manager.lookup(seq) if budget else []
+            reserve = self.watermark_blocks if self.running else 0
+            if not budget or not manager.can_allocate(seq, cached, reserve):
+                break
+            self.waiting.popleft()
+            manager.allocate(seq, cached)
+            seq.status = Status.RUNNING
+            self.running.append(seq)
+            plan.events.append({"kind": "admit", "seq": seq.seq_id, "blocks": len(seq.block_table)})
+            if cached:
+                plan.events.append({"kind": "hit", "seq": seq.seq_id, "tokens": seq.num_computed_tokens,
+                                    "own": seq.num_preemptions > 0})  # fmt: skip
+            plan.add(seq, min(seq.num_tokens - seq.num_computed_tokens, budget))
+
+
+class TokenBudgetScheduler(Scheduler):
+    """No phases: running sequences first (one token, or the next chunk), then newcomers fill the budget."""
+
+    def schedule(self) -> Plan:
+        plan = Plan()
+        self.schedule_running(plan, self.running[:])
+        if not any(event["kind"] == "preempt" for event in plan.events):
+            self.admit_waiting(plan)
+        return plan
+
+
+class PrefillFirstScheduler(Scheduler):
+    """One kind of work a step: prompts as long as there are any, else one token of everyone running."""
+
+    def schedule(self) -> Plan:
+        plan = Plan()
+        self.schedule_running(plan, [seq for seq in self.running if seq.num_tokens - seq.num_computed_tokens > 1])
+        self.admit_waiting(plan)
+        if not plan.seqs:
+            self.schedule_running(plan, self.running[:])
+        return plan
+
+
+def make_scheduler(config: EngineConfig, block_manager: BlockManager) -> Scheduler:
+    policy = {"token_budget": TokenBudgetScheduler, "prefill_first": PrefillFirstScheduler}[config.policy]
+    return policy(config, block_manager)
