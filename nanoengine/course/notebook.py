@@ -17,9 +17,9 @@ from nanoengine.course.source import VARIES, LessonSource
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
-# {{ name }} or {{ expression:format }}. The blanks are needed: LaTeX has {{ }} without them.
-_VALUE = re.compile(r"\{\{ ([^{}]+?) \}\}")
-# Compared byte by byte nowhere: a PNG depends on the machine's fonts and libraries.
+# {{ name }} or {{ expression:format }}. The first blank is needed: LaTeX has {{a}} without it.
+_VALUE = re.compile(r"\{\{ ([^{}]+?) ?\}\}")
+# Not compared: a PNG depends on the machine's fonts and libraries.
 _BINARY = ("image/png", "image/jpeg")
 
 

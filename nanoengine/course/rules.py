@@ -21,7 +21,7 @@ MEDIAN_CODE_LINES = 8
 _UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|TBD)\b|待补|待办|待写")
 _HAN = re.compile(r"[\u3400-\u9fff]")
 _HAN_COMMENT = re.compile(r"#[^\n]*[\u3400-\u9fff]")
-_MARKUP = re.compile(r"<[^>]*>|\]\([^)]*\)|\{\{ .*? \}\}")
+_MARKUP = re.compile(r"<[^>]*>|\]\([^)]*\)|\{\{ .*?\}\}")
 _WORD = re.compile(r"[A-Za-z0-9][\w'’.,/-]*")
 
 # Hashes of both texts of a markdown cell, by cell id, as they were when last seen to agree.

@@ -55,57 +55,56 @@ def build_batch(seqs: list[Sequence], block_size: int, rows_in_flight: dict[int,
     starts = [seq.num_computed_tokens for seq in seqs]
     counts = [seq.num_scheduled_tokens for seq in seqs]
     tables = [seq.block_table for seq in seqs]
-    last = [start + count for start, count in zip(starts, counts, strict=True)]
-    totals = [seq.num_tokens for seq in seqs]
-    num_tokens = sum(counts)
-    if num_tokens == len(seqs):
-        positions = starts
-        slots = [t[p // block_size] * block_size + p % block_size for t, p in zip(tables, starts, strict=True)]
+    one_each = sum(counts) == len(seqs)  # a decode step, the usual case: no span to lay out
+    first = np.array(starts, np.int64)
+    query_lens = np.ones(len(seqs), np.int64) if one_each else np.array(counts, np.int64)
+    context_lens = first + query_lens
+    if one_each:
+        positions = first
+        blocks = np.array([t[p // block_size] for t, p in zip(tables, starts, strict=True)], np.int64)
+        slots = blocks * block_size + positions % block_size
     else:
-        positions, slots = [], []
-        for start, end, table in zip(starts, last, tables, strict=True):
-            positions.extend(range(start, end))
-            slots.extend(span_slots(table, start, end, block_size))
-    in_flight = None
-    if rows_in_flight:
-        ids, in_flight = _ids_in_flight(seqs, starts, last, rows_in_flight)
-    elif num_tokens == len(seqs):
-        ids = [seq.token_ids[p] for seq, p in zip(seqs, starts, strict=True)]
-    else:
-        ids = [i for seq, a, b in zip(seqs, starts, last, strict=True) for i in seq.token_ids[a:b]]
-    context_lens, sampled = np.array(last, np.int64), np.array(totals, np.int64)
-    sample_rows = np.flatnonzero(context_lens == sampled)
+        ends = context_lens.tolist()
+        positions = np.concatenate([np.arange(a, b) for a, b in zip(starts, ends, strict=True)])
+        slots = np.concatenate([span_slots(t, a, b, block_size) for t, a, b in zip(tables, starts, ends, strict=True)])
+    ids, in_flight = _input_ids(seqs, starts, counts, one_each, rows_in_flight)
+    totals = np.array([seq.num_tokens for seq in seqs], np.int64)
+    sample_rows = np.flatnonzero(context_lens == totals)
     return Batch(
         seqs=seqs,
-        input_ids=np.array(ids, np.int64),
-        positions=np.array(positions, np.int64),
-        slot_mapping=np.array(slots, np.int64),
-        query_lens=np.array(counts, np.int64),
+        input_ids=ids,
+        positions=positions,
+        slot_mapping=slots,
+        query_lens=query_lens,
         context_lens=context_lens,
         block_tables=tables,
         sample_rows=sample_rows,
-        sample_positions=sampled[sample_rows],
+        sample_positions=totals[sample_rows],
         in_flight=in_flight,
     )
 
 
-def span_slots(block_table: list[int], start: int, end: int, block_size: int) -> list[int]:
-    """Slots of the tokens at positions start..end-1: block_table[p // size] * size + p % size."""
-    slots = []
-    for index in range(start // block_size, -(-end // block_size)):
-        first = block_table[index] * block_size
-        low, high = max(start - index * block_size, 0), min(end - index * block_size, block_size)
-        slots.extend(range(first + low, first + high))
-    return slots
+def span_slots(block_table: list[int], start: int, end: int, block_size: int) -> np.ndarray:
+    """int64 slots of the tokens at positions start..end-1: block_table[p // size] * size + p % size."""
+    low = start // block_size
+    blocks = np.array(block_table[low : -(-end // block_size)], np.int64)
+    slots = blocks[:, None] * block_size + np.arange(block_size)
+    return slots.reshape(-1)[start - low * block_size : end - low * block_size]
 
 
-def _ids_in_flight(seqs, starts, ends, rows_in_flight) -> tuple[list[int], np.ndarray]:
+def _input_ids(seqs, starts, counts, one_each, rows_in_flight) -> tuple[np.ndarray, np.ndarray | None]:
+    """Ids of the scheduled tokens, and where the missing ones come from (see Batch.in_flight)."""
+    if not rows_in_flight:
+        if one_each:
+            return np.array([seq.token_ids[p] for seq, p in zip(seqs, starts, strict=True)], np.int64), None
+        spans = [seq.token_ids[a : a + n] for seq, a, n in zip(seqs, starts, counts, strict=True)]
+        return np.array([token for span in spans for token in span], np.int64), None
     ids, sources = [], []
-    for seq, start, end in zip(seqs, starts, ends, strict=True):
-        known = seq.token_ids[start:end]
-        missing = end - start - len(known)
-        ids += known + [0] * missing
+    for seq, start, count in zip(seqs, starts, counts, strict=True):
+        known = seq.token_ids[start : start + count]
+        ids += known
         sources += [-1] * len(known)
-        if missing:
-            sources += [rows_in_flight[seq.seq_id]] * missing
-    return ids, np.array(sources, np.int64)
+        if len(known) < count:  # only the newest token of a row can be in flight
+            ids.append(0)
+            sources.append(rows_in_flight[seq.seq_id])
+    return np.array(ids, np.int64), np.array(sources, np.int64)

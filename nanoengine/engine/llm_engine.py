@@ -32,8 +32,9 @@ class LLMEngine:
         elif parts:
             raise TypeError(f"{', '.join(parts)}: a runner of your own brings its own parts")
         self.config, self.runner, self.observer = config, runner, observer
-        caching = config.enable_prefix_caching
-        self.block_manager = block_manager or BlockManager(runner.num_blocks, runner.block_size, enable_prefix_caching=caching)
+        self.block_manager = block_manager or BlockManager(
+            runner.num_blocks, runner.block_size, enable_prefix_caching=config.enable_prefix_caching
+        )
         self.scheduler = scheduler or make_scheduler(config, self.block_manager)
         self.sequences: dict[int, Sequence] = {}  # all that have not finished, by id, oldest first
         self.in_flight: list[InFlight] = []
@@ -66,7 +67,7 @@ class LLMEngine:
             if plan.seqs:
                 rows = self.in_flight[-1].rows if self.in_flight else None
                 batch = build_batch(plan.seqs, self.block_manager.block_size, rows)
-                record = self.observer.before(self, plan, batch) if self.observer else None
+                record = self.observer.before(self, plan, batch) if self.observer is not None else None
                 pending = self.runner.launch(batch)  # 2. run: the forward pass and the sampler
                 self.in_flight.append(InFlight(plan, batch, pending, record))
                 self.scheduler.advance(plan)
@@ -88,7 +89,7 @@ class LLMEngine:
             del self.sequences[seq.seq_id]
         if output.finished:
             self.scheduler.retire(output.finished)
-        if self.observer:
+        if self.observer is not None:
             self.observer.after(self, step, output)
         return output
 

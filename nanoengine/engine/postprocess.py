@@ -38,12 +38,14 @@ class StepOutput:
 
     num_prefill_tokens: tokens of rows that computed prompt (or recomputed) tokens.
     num_decode_tokens: rows that computed one token and sampled the next.
-    new_tokens: (sequence, its new token ids) for each row that got any. finished: ended this step.
+    seqs, new_tokens: the rows, and for each the token ids it got (none for an unfinished chunk).
+    finished: sequences that ended in this step.
     """
 
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
-    new_tokens: list[tuple[Sequence, list[int]]] = field(default_factory=list)
+    seqs: list[Sequence] = field(default_factory=list)
+    new_tokens: list[list[int]] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
 
 
@@ -53,34 +55,35 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
     Rows that were ended or aborted while the step was in flight get nothing: no token after an
     end. The last step in flight of such a row gives its blocks back.
     """
-    results = step.pending.result()
+    results = list(step.pending.result())
     logprobs = getattr(step.pending, "logprobs", None)
-    batch, output, block_size = step.batch, StepOutput(), manager.block_size
+    batch, block_size, now = step.batch, manager.block_size, time.monotonic()
     if len(results) != len(batch.seqs):
         raise RuntimeError(f"the runner returned {len(results)} rows for a batch of {len(batch.seqs)}")
-    now = time.monotonic()
-    written = batch.context_lens.tolist()
-    for row, (seq, tokens) in enumerate(zip(batch.seqs, results, strict=True)):
+    output = StepOutput(seqs=batch.seqs, new_tokens=results)
+    for row, (seq, tokens, written) in enumerate(zip(batch.seqs, results, batch.context_lens.tolist(), strict=True)):
         seq.num_in_flight -= 1
         if seq.finish_reason is not None:
+            results[row] = []
             if not seq.num_in_flight:
                 manager.free(seq)
             continue
-        if tokens:
-            output.new_tokens.append((seq, tokens))
-            if seq.first_token is None:
-                seq.first_token = now
-            if logprobs is not None and seq.logprobs is not None:
-                seq.logprobs.extend(logprobs[row])
-            for token in tokens:
-                seq.token_ids.append(token)
-                if (
-                    token in seq.end_token_ids or seq.detokenizer is not None or len(seq.token_ids) >= seq.max_total_tokens
-                ) and _ends(seq, token):
+        known = seq.token_ids
+        before = size = len(known)
+        for token in tokens:
+            known.append(token)
+            size += 1
+            if token in seq.end_token_ids or size >= seq.max_total_tokens or seq.detokenizer is not None:
+                if _ends(seq, token):
                     output.finished.append(seq)
+                    results[row] = tokens[: size - before]
                     break
-        if written[row] // block_size > seq.num_committed_blocks:
-            manager.commit(seq, written[row])
+        if seq.first_token is None and tokens:
+            seq.first_token = now
+        if logprobs is not None and seq.logprobs is not None:
+            seq.logprobs.extend(logprobs[row][: len(results[row])])
+        if written // block_size > seq.num_committed_blocks:
+            manager.commit(seq, written)
     _count(batch, output)
     return output
 

@@ -69,9 +69,9 @@ class Scheduler:
         """The plan was launched: its tokens count as computed, and the last one brings a new token."""
         for seq in plan.seqs:
             seq.num_in_flight += 1
-            seq.num_computed_tokens += seq.num_scheduled_tokens
-            if seq.num_computed_tokens == seq.num_tokens:
-                seq.num_tokens += 1
+            seq.num_computed_tokens = computed = seq.num_computed_tokens + seq.num_scheduled_tokens
+            if computed == seq.num_tokens:
+                seq.num_tokens = computed + 1
 
     def retire(self, finished: list[Sequence]) -> None:
         """Sequences that have ended leave the queues; their blocks go back once nothing is in flight."""
@@ -95,16 +95,17 @@ class Scheduler:
     def schedule_running(self, plan: Plan, seqs: list[Sequence]) -> None:
         """Give each of ``seqs``, in order, its next tokens; preempt from the end where blocks run out."""
         budget = self.max_num_batched_tokens - plan.num_tokens
-        rows = plan.seqs
+        rows, running = plan.seqs, Status.RUNNING  # locals: this loop is the scheduler's hot path
         for seq in seqs:
-            if not budget or len(rows) >= self.max_num_seqs:
-                break
-            if seq.status is not Status.RUNNING or seq.num_tokens >= seq.max_total_tokens:
-                continue  # preempted a moment ago; or its last token is already in flight
-            wanted = seq.num_tokens - seq.num_computed_tokens
+            computed, total = seq.num_computed_tokens, seq.num_tokens
+            if total >= seq.max_total_tokens or seq.status is not running:
+                continue  # its last token is already in flight; or it was preempted a moment ago
+            wanted = total - computed
             if wanted > budget:
                 wanted = budget
-            if seq.num_computed_tokens + wanted > seq.capacity and not self._make_room(plan, seq, wanted):
+                if not budget:
+                    break
+            if computed + wanted > seq.capacity and not self._make_room(plan, seq, wanted):
                 continue
             seq.num_scheduled_tokens = wanted
             budget -= wanted
