@@ -9,6 +9,8 @@ from typing import Any
 
 _LLAMA, _QWEN3 = "LlamaForCausalLM", "Qwen3ForCausalLM"
 ARCHITECTURES = {"llama": _LLAMA, "qwen3": _QWEN3}
+_LLAMA3_FIELDS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_ROPE_FIELDS: dict[str, tuple[str, ...]] = {"default": (), "linear": ("factor",), "llama3": _LLAMA3_FIELDS}
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,16 +61,19 @@ class ModelConfig:
         return heads * self.vocab_size * h + self.num_hidden_layers * layer + h
 
 
-def config_from_dict(raw: dict[str, Any], *, generation: dict[str, Any] | None = None, source: str = "config.json") -> ModelConfig:
+def config_from_dict(
+    raw: dict[str, Any], *, generation: dict[str, Any] | None = None, source: str = "config.json"
+) -> ModelConfig:
     """Build a ModelConfig from the parsed config.json (and generation_config.json).
 
     Errors: ValueError naming ``source`` and the field that is missing, wrong or not supported.
     """
     model_type = raw.get("model_type")
     if model_type not in ARCHITECTURES:
-        raise ValueError(
-            f"{source}: model_type {model_type!r} is not supported; nanoengine runs {' and '.join(sorted(ARCHITECTURES))}"
-        )
+        known = " and ".join(sorted(ARCHITECTURES))
+        raise ValueError(f"{source}: model_type {model_type!r} is not supported; nanoengine runs {known}")
+    if raw.get("quantization_config"):
+        raise ValueError(f"{source}: quantised weights (quantization_config) are not supported; take the bf16 model")
     try:
         heads = _positive(raw["num_attention_heads"], "num_attention_heads", source)
         hidden = _positive(raw["hidden_size"], "hidden_size", source)
@@ -83,13 +88,17 @@ def config_from_dict(raw: dict[str, Any], *, generation: dict[str, Any] | None =
         raise ValueError(f"{source}: num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}")
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ValueError(f"{source}: hidden_act {raw['hidden_act']!r} is not supported, only 'silu'")
-    if raw.get("use_sliding_window"):
+    if raw.get("use_sliding_window") or set(raw.get("layer_types") or ()) - {"full_attention"}:
         raise ValueError(f"{source}: sliding-window attention is not supported")
     # transformers 5 writes one rope_parameters dict; older files have rope_theta and rope_scaling
     rope = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
     kind = rope.setdefault("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "llama3", "linear"):
+    if kind not in _ROPE_FIELDS:
         raise ValueError(f"{source}: rope type {kind!r} is not supported, only default, linear and llama3")
+    for key in _ROPE_FIELDS[kind]:
+        number = rope.get(key)
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or number <= 0:
+            raise ValueError(f"{source}: rope type {kind!r} needs {key} as a positive number, got {number!r}")
     theta = raw.get("rope_theta") or rope.get("rope_theta") or 10000.0
     eos = (generation or {}).get("eos_token_id")
     eos = raw.get("eos_token_id") if eos is None else eos
@@ -99,7 +108,7 @@ def config_from_dict(raw: dict[str, Any], *, generation: dict[str, Any] | None =
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=_positive(raw.get("head_dim") or hidden // heads, "head_dim", source),
+        head_dim=_positive(raw.get("head_dim") or _default_head_dim(model_type, hidden, heads), "head_dim", source),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         rope_theta=float(theta),
         rope_scaling=None if kind == "default" else rope,
@@ -125,6 +134,10 @@ def load_model_config(folder: str | Path) -> ModelConfig:
     generation_file = folder / "generation_config.json"
     generation = _read_json(generation_file) if generation_file.exists() else None
     return config_from_dict(raw, generation=generation, source=str(folder / "config.json"))
+
+
+def _default_head_dim(model_type: str, hidden_size: int, num_heads: int) -> int:
+    return 128 if model_type == "qwen3" else hidden_size // num_heads  # transformers' own defaults
 
 
 def _positive(value: Any, name: str, source: str) -> int:

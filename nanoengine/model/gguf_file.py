@@ -1,0 +1,282 @@
+"""A GGUF file (Llama or Qwen3 family) as an ordinary Hugging Face model folder.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. What llama.cpp's converter
+did on the way in (conversion/llama.py and qwen.py there), and so what is undone here:
+
+* tensor names are shortened (``blk.0.attn_q`` for ``model.layers.0.self_attn.q_proj``);
+* for ``llama`` the rows of q and k are permuted, because llama.cpp rotates neighbouring pairs
+  where Hugging Face rotates halves; for ``qwen3`` they are not;
+* Llama 3's rope scaling is a tensor of divisors, ``rope_freqs.weight``, not a set of numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import safetensors
+from safetensors import TensorSpec
+from tqdm.auto import tqdm
+
+from nanoengine.model.checkpoint import INDEX_NAME
+from nanoengine.model.config import ARCHITECTURES, ModelConfig, config_from_dict
+from nanoengine.model.gguf_tokenizer import end_token_ids, write_tokenizer
+from nanoengine.model.weights import HEAD, expected_tensors
+
+CONVERTER_VERSION = 1  # part of the cache's key: raise it when the output changes
+SHARD_BYTES = 4 << 30  # bytes held in memory before a safetensors file is written
+_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_TOP_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    HEAD: "output.weight",
+}
+_KEPT = {gguf.GGMLQuantizationType.F16: "float16", gguf.GGMLQuantizationType.BF16: "bfloat16"}
+_ROPE_FREQS = "rope_freqs.weight"
+
+
+def convert_gguf(path: str | Path, out_folder: str | Path, *, progress: bool = True) -> Path:
+    """Write config, weights and tokenizer of the GGUF file ``path`` into ``out_folder``; return it.
+
+    Quantised tensors are dequantised to float32, F16 and BF16 are kept as they are: no bit of what
+    the file says is lost. progress: show a bar over the tensors.
+
+    Errors: FileNotFoundError; ValueError naming the file and the tensor or key that is missing, cut
+    short, of the wrong shape or not supported. ``out_folder`` may then hold part of the result.
+    """
+    path, out_folder = Path(path), Path(out_folder)
+    reader = _open(path)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    raw = _config(path, reader, tensors)
+    config = config_from_dict(raw, source=str(path))
+    wanted = {name: _gguf_name(name) for name in expected_tensors(config)}
+    _check(path, config, wanted, tensors)
+    out_folder.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(path, reader, out_folder)
+    with tqdm(total=len(wanted), desc=f"converting {path.name}", unit="tensor", disable=not progress) as bar:
+        _write_weights(out_folder, config, {hf: tensors[name] for hf, name in wanted.items()}, bar)
+    end_ids = end_token_ids(reader)
+    raw["eos_token_id"] = end_ids[0] if len(end_ids) == 1 else end_ids
+    _write_json(out_folder / "config.json", {k: v for k, v in raw.items() if v is not None})
+    generation = {"bos_token_id": raw["bos_token_id"], "eos_token_id": end_ids, "pad_token_id": raw["pad_token_id"]}
+    _write_json(out_folder / "generation_config.json", {k: v for k, v in generation.items() if v is not None})
+    return out_folder
+
+
+class _Reader(gguf.GGUFReader):
+    """Names the tensor that a cut-short file has lost (the base class says 'cannot reshape')."""
+
+    def _build_tensors(self, start_offs: int, fields: list[gguf.ReaderField]) -> None:
+        for field in fields:
+            _, name, _, dims, kind, offset = field.parts
+            block, width = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(int(kind[0]))]
+            end = int(start_offs + int(offset[0]) + math.prod(int(d) for d in dims) // block * width)
+            if end > len(self.data):
+                text = f"tensor {bytes(name).decode()} ends at byte {end}, the file at byte {len(self.data)}"
+                raise ValueError(f"it is cut short: {text}")
+        super()._build_tensors(start_offs, fields)
+
+
+def _open(path: Path) -> gguf.GGUFReader:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist or is no file")
+    with path.open("rb") as stream:
+        magic = stream.read(4)
+    if magic != b"GGUF":
+        raise ValueError(f"{path} is not a GGUF file: it starts with {magic!r}, not b'GGUF'")
+    try:
+        return _Reader(path)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read as GGUF: {error}") from error
+    except (IndexError, KeyError, OverflowError, MemoryError) as error:
+        raise ValueError(f"{path} is cut short or damaged: its metadata cannot be read") from error
+
+
+def field_value(reader: gguf.GGUFReader, key: str, default: Any = None) -> Any:
+    """The value of a metadata key as plain Python, or ``default``."""
+    field = reader.get_field(key)
+    return default if field is None else field.contents()
+
+
+def _config(path: Path, reader: gguf.GGUFReader, tensors: dict[str, gguf.ReaderTensor]) -> dict[str, Any]:
+    """config.json's content from the metadata; eos_token_id is filled in by the caller."""
+    kind = field_value(reader, "general.architecture")
+    if kind not in ARCHITECTURES:
+        raise ValueError(f"{path}: architecture {kind!r} is not supported; nanoengine runs {', '.join(ARCHITECTURES)}")
+
+    def need(key: str) -> Any:
+        value = field_value(reader, f"{kind}.{key}")
+        if value is None:
+            raise ValueError(f"{path}: the metadata key {kind}.{key} is missing")
+        return value
+
+    if field_value(reader, f"{kind}.expert_count", 0):
+        raise ValueError(f"{path}: a mixture of experts ({kind}.expert_count) is not supported")
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ValueError(f"{path}: tensor token_embd.weight is missing")
+    heads = need("attention.head_count")
+    head_dim = field_value(reader, f"{kind}.attention.key_length") or need("embedding_length") // heads
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if field_value(reader, f"{kind}.{key}", head_dim) != head_dim:
+            raise ValueError(f"{path}: {kind}.{key} differs from the head's {head_dim}: not supported")
+    theta = float(field_value(reader, f"{kind}.rope.freq_base", 10000.0))
+    return {
+        "architectures": [ARCHITECTURES[kind]],
+        "model_type": kind,
+        "vocab_size": int(embedding.shape[-1]),  # GGUF lists dimensions innermost first
+        "hidden_size": need("embedding_length"),
+        "intermediate_size": need("feed_forward_length"),
+        "num_hidden_layers": need("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": field_value(reader, f"{kind}.attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": need("context_length"),
+        "rms_norm_eps": _short(need("attention.layer_norm_rms_epsilon")),
+        "rope_theta": theta,
+        "rope_scaling": _rope_scaling(path, reader, kind, theta, head_dim, tensors.get(_ROPE_FREQS)),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+        "hidden_act": "silu",
+        "dtype": _model_dtype(tensors),
+        "bos_token_id": field_value(reader, "tokenizer.ggml.bos_token_id"),
+        "eos_token_id": None,
+        "pad_token_id": field_value(reader, "tokenizer.ggml.padding_token_id"),
+    }
+
+
+def _short(value: float) -> float:
+    """GGUF stores float32: 9.999999747378752e-06 was 1e-05 (the shortest text of that float32)."""
+    return float(str(np.float32(value)))
+
+
+def _model_dtype(tensors: dict[str, gguf.ReaderTensor]) -> str:
+    """The matrices' dtype where all agree on F16 or BF16 (norms are F32 even there), else float32."""
+    kinds = {tensor.tensor_type for tensor in tensors.values() if len(tensor.shape) > 1}
+    return _KEPT.get(kinds.pop(), "float32") if len(kinds) == 1 else "float32"
+
+
+def _rope_scaling(path, reader, kind, theta, head_dim, freqs: gguf.ReaderTensor | None) -> dict[str, Any] | None:
+    scaling = field_value(reader, f"{kind}.rope.scaling.type", "none")
+    if scaling == "linear":
+        return {"rope_type": "linear", "factor": _short(field_value(reader, f"{kind}.rope.scaling.factor", 1.0))}
+    if scaling != "none":
+        raise ValueError(f"{path}: {kind}.rope.scaling.type {scaling!r} is not supported, only linear and Llama 3's")
+    if freqs is None or not np.any(freqs.data != 1.0):
+        return None
+    # The converter keeps the divisors only. Every Llama 3.x has these wavelengths; make sure of it.
+    original = field_value(reader, f"{kind}.rope.scaling.original_context_length", 8192)
+    guess = {"rope_type": "llama3", "factor": _short(freqs.data.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+             "original_max_position_embeddings": original}  # fmt: skip
+    if not np.allclose(freqs.data, llama3_divisors(guess, theta, head_dim), rtol=1e-4):
+        raise ValueError(f"{path}: tensor {_ROPE_FREQS} does not hold Llama 3's rope scaling: not supported")
+    return guess
+
+
+def llama3_divisors(scaling: dict[str, Any], theta: float, head_dim: int) -> np.ndarray:
+    """By what Llama 3's rule divides each of the head_dim / 2 rotary frequencies.
+
+    Source: Llama 3.1's reference code (``apply_scaling``); same as transformers' ``llama3`` type.
+    """
+    wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    low, high, factor = (scaling[k] for k in ("low_freq_factor", "high_freq_factor", "factor"))
+    smooth = np.clip((scaling["original_max_position_embeddings"] / wavelength - low) / (high - low), 0.0, 1.0)
+    return 1.0 / ((1.0 - smooth) / factor + smooth)
+
+
+def _gguf_name(name: str) -> str:
+    if name in _TOP_NAMES:
+        return _TOP_NAMES[name]
+    _, _, layer, rest = name.split(".", 3)
+    module, kind = rest.rsplit(".", 1)
+    return f"blk.{layer}.{_LAYER_NAMES[module]}.{kind}"
+
+
+def _check(path: Path, config: ModelConfig, wanted: dict[str, str], tensors: dict[str, gguf.ReaderTensor]) -> None:
+    missing = [name for name in wanted.values() if name not in tensors]
+    if missing:
+        raise ValueError(f"{path}: missing {len(missing)} tensor(s): {', '.join(missing[:4])}")
+    extra = sorted(set(tensors) - set(wanted.values()) - {_ROPE_FREQS})
+    if extra:
+        raise ValueError(f"{path}: {len(extra)} unexpected tensor(s), not supported: {', '.join(extra[:4])}")
+    for (hf, shape), name in zip(expected_tensors(config).items(), wanted.values(), strict=True):
+        have = tuple(int(d) for d in reversed(tensors[name].shape))
+        if have != shape:
+            raise ValueError(f"{path}: tensor {name} has shape {have}, the metadata asks for {shape} ({hf})")
+
+
+def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Undo llama.cpp's order of q or k rows (out, ...): pair (2i, 2i+1) of a head is (i, i + head_dim/2) again."""
+    pairs = rows.reshape(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _tensor(config: ModelConfig, name: str, tensor: gguf.ReaderTensor) -> tuple[str, np.ndarray]:
+    """(dtype's name, array); a bfloat16 array is held as uint16."""
+    dtype = _KEPT.get(tensor.tensor_type, "float32")
+    if dtype == "bfloat16":
+        array = tensor.data.view(np.uint16)
+    else:
+        array = tensor.data if dtype == "float16" else gguf.dequantize(tensor.data, tensor.tensor_type)
+    if config.architecture == ARCHITECTURES["llama"]:
+        if ".q_proj." in name:
+            array = unpermute(array, config.num_attention_heads)
+        elif ".k_proj." in name:
+            array = unpermute(array, config.num_key_value_heads)
+    return dtype, np.ascontiguousarray(array)
+
+
+def _write_weights(folder: Path, config: ModelConfig, tensors: dict[str, gguf.ReaderTensor], bar: tqdm) -> None:
+    shards: list[dict[str, tuple[str, np.ndarray]]] = [{}]
+    where: dict[str, int] = {}
+    held = total = 0
+    for name, tensor in tensors.items():
+        dtype, array = _tensor(config, name, tensor)
+        if held and held + array.nbytes > SHARD_BYTES:
+            _write_shard(folder / f"shard-{len(shards)}", shards[-1])
+            shards[-1] = {}  # its memory can go
+            shards.append({})
+            held = 0
+        shards[-1][name] = (dtype, array)
+        where[name] = len(shards)
+        held += array.nbytes
+        total += array.nbytes
+        bar.update()
+    if len(shards) == 1:
+        return _write_shard(folder / "model.safetensors", shards[0])
+    _write_shard(folder / f"shard-{len(shards)}", shards[-1])
+    names = {i: f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)}
+    for i, final in names.items():
+        (folder / f"shard-{i}").rename(folder / final)
+    weight_map = {name: names[shard] for name, shard in where.items()}
+    _write_json(folder / INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _write_shard(file: Path, tensors: dict[str, tuple[str, np.ndarray]]) -> None:
+    specs = {
+        name: TensorSpec(dtype=dtype, shape=list(array.shape), data_ptr=array.ctypes.data, data_len=array.nbytes)
+        for name, (dtype, array) in tensors.items()
+    }
+    safetensors.serialize_file(specs, file, {"format": "pt"})
+    file.chmod(0o644)  # the library writes 0600; a class may share one cache
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
