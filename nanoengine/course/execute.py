@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from nbformat import NotebookNode
 
 from nanoengine.course.notebook import fill_values, normalise, value_fields
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 CELL_TIMEOUT = 120  # seconds; a whole lesson is to stay under 60
 
 
@@ -39,6 +41,7 @@ def execute(notebook: NotebookNode, cwd: Path, env: dict[str, str] | None = None
             record_timing=False,
             store_widget_state=False,
             coalesce_streams=True,
+            extra_arguments=["--log-level=40"],  # its warning about loopback without encryption helps no author
             resources={"metadata": {"path": str(cwd)}},
         )
         with client.setup_kernel(env=_kernel_env(ipython_dir, env or {})):
@@ -60,7 +63,7 @@ def _run_cells(client: NotebookClient, notebook: NotebookNode) -> None:
         try:
             client.execute_cell(cell, index)
         except CellExecutionError as error:
-            raise LessonFailed(f"cell {cell.id}: {error}") from None
+            raise LessonFailed(f"cell {cell.id}: {_COLOUR.sub('', str(error))}") from None
 
 
 def _compute(client: NotebookClient, fields: list[str]) -> dict[str, str]:
