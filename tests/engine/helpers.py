@@ -1,0 +1,101 @@
+"""Small things that several tests of the control plane share."""
+
+from __future__ import annotations
+
+from nanoengine.config import EngineConfig
+from nanoengine.engine.block_manager import BlockManager, chain_hash
+from nanoengine.engine.llm_engine import LLMEngine
+from nanoengine.engine.sequence import Sequence
+from nanoengine.sampling_params import SamplingParams
+from nanoengine.sim import SlotRunner, expected_output
+
+VOCAB = 50
+
+
+def sequence(tokens, seq_id: int = 0, **kwargs) -> Sequence:
+    """A Sequence as admission would make it, without the checks."""
+    kwargs.setdefault("max_total_tokens", 10**9)
+    return Sequence(seq_id, list(tokens), kwargs.pop("params", SamplingParams()), **kwargs)
+
+
+def engine(num_blocks: int = 64, block_size: int = 4, *, hold_back: bool = False, **kwargs) -> LLMEngine:
+    """An engine on SlotRunner; keywords of LLMEngine go there, all others to EngineConfig."""
+    parts = {k: kwargs.pop(k) for k in ("runner", "block_manager", "scheduler", "observer") if k in kwargs}
+    kwargs.setdefault("vocab_size", VOCAB)
+    runner = parts.pop("runner", None) or SlotRunner(num_blocks, block_size, kwargs["vocab_size"], hold_back=hold_back)
+    return LLMEngine(EngineConfig(**kwargs), runner=runner, **parts)
+
+
+def finish(eng: LLMEngine, max_steps: int = 20_000) -> list:
+    """Step until nothing is left, with the laws of the pool checked after each step."""
+    outputs = []
+    for _ in range(max_steps):
+        if not eng.has_unfinished():
+            return outputs
+        outputs.append(eng.step())
+        eng.block_manager.check_invariants(eng.sequences.values() if not eng.in_flight else holders(eng))
+    raise AssertionError(f"still unfinished after {max_steps} steps: {list(eng.sequences.values())}")
+
+
+def holders(eng: LLMEngine) -> list[Sequence]:
+    """All sequences that may hold blocks: unfinished ones, and ended ones with a step in flight."""
+    seqs = dict.fromkeys(eng.sequences.values())
+    for step in eng.in_flight:
+        seqs.update(dict.fromkeys(step.batch.seqs))
+    return [seq for seq in seqs if seq.block_table]
+
+
+def assert_right(eng: LLMEngine, seq: Sequence) -> None:
+    """The finished sequence has the one right output, by the oracle that knows no blocks."""
+    want, reason = oracle(eng, seq.token_ids[: seq.num_prompt_tokens], seq.params)
+    assert (seq.output_ids, seq.finish_reason) == (want, reason), seq
+
+
+def oracle(eng: LLMEngine, prompt: list[int], params: SamplingParams) -> tuple[list[int], str]:
+    """Right output and finish_reason, from the request and the sizes alone."""
+    config, runner = eng.config, eng.runner
+    room = min(config.max_model_len, runner.num_blocks * runner.block_size + 1) - len(prompt)
+    if params.max_tokens is not None:
+        room = min(room, params.max_tokens)
+    ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(config.eos_token_ids))
+    want = expected_output(prompt, room, config.vocab_size, end_token_ids=ends, min_tokens=params.min_tokens)
+    stopped = want[-1] in ends and len(want) > params.min_tokens
+    return want, "stop" if stopped else "length"
+
+
+def assert_empty(eng: LLMEngine) -> None:
+    """Nothing queued, nothing held."""
+    assert not eng.has_unfinished()
+    assert not eng.scheduler.waiting and not eng.scheduler.running
+    assert eng.block_manager.num_free_blocks == eng.block_manager.num_blocks
+    eng.block_manager.check_invariants([])
+
+
+def constant_hash(parent_key: int, tokens: bytes) -> int:
+    """Everything collides."""
+    return 5
+
+
+def two_bit_hash(parent_key: int, tokens: bytes) -> int:
+    """Most things collide, in a block and in its parent."""
+    return chain_hash(parent_key, tokens) % 4
+
+
+class Counting:
+    """A hash function that counts its calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, parent_key: int, tokens: bytes) -> int:
+        self.calls += 1
+        return chain_hash(parent_key, tokens)
+
+
+def cached(manager: BlockManager, tokens, num_written: int | None = None, seq_id: int = 0) -> Sequence:
+    """A sequence that went through ``manager``: allocated, computed and committed; still holding its blocks."""
+    seq = sequence(tokens, seq_id)
+    manager.allocate(seq, manager.lookup(seq))
+    seq.num_computed_tokens = len(seq.token_ids) if num_written is None else num_written
+    manager.commit(seq, seq.num_computed_tokens)
+    return seq
