@@ -116,8 +116,13 @@ def _sentencepiece(path: Path, reader: gguf.GGUFReader, vocab: dict[str, int], t
     ranked.sort(key=lambda entry: entry[:2])
     unknown = _value(reader, "ggml.unknown_token_id", 0)
     tokenizer = Tokenizer(
-        models.BPE(vocab=vocab, merges=[pair for _, _, pair in ranked], unk_token=tokens[unknown], fuse_unk=True,
-                   byte_fallback=True)  # fmt: skip
+        models.BPE(
+            vocab=vocab,
+            merges=[pair for _, _, pair in ranked],
+            unk_token=tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )  # fmt: skip
     )
     space = "\u2581"  # how SentencePiece writes a space
     prefix = _value(reader, "ggml.add_space_prefix", True)
