@@ -62,7 +62,8 @@ class EngineConfig:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if self.overlap not in (0, 1) or isinstance(self.overlap, bool):
             raise ValueError(f"overlap must be 0 or 1, got {self.overlap!r}")
-        for name, low, high in (("watermark", 0, 0.5), ("gpu_memory_utilization", 0.01, 1), ("kv_cache_gib", 1e-6, 1e6)):
+        limits = {"watermark": (0, 0.5), "gpu_memory_utilization": (0.01, 1), "kv_cache_gib": (1e-6, 1e6)}
+        for name, (low, high) in limits.items():
             value = getattr(self, name)
             if value is None and name == "kv_cache_gib":
                 continue

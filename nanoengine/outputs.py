@@ -20,7 +20,7 @@ class RequestOutput:
     num_cached_tokens: prompt tokens whose KV came from the prefix cache at first admission.
     metrics: seconds on the monotonic clock: "arrival", "first_token", "finished"; and the count
     "preemptions".
-    delta: in a stream, the text that is new since the last item.
+    index: which of the prompts of this call. delta: in a stream, the text new since the last item.
     """
 
     request_id: int
@@ -33,6 +33,7 @@ class RequestOutput:
     logprobs: list[dict[int, float]] | None = None
     num_cached_tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    index: int = 0
     delta: str = ""
 
     def __getitem__(self, name: str) -> Any:

@@ -177,8 +177,9 @@ def why(event: dict) -> str:
             return f"Sequence {seq} finds {event['tokens']} tokens in the prefix cache ({whose}): not computed again."
         case "preempt":
             return (
-                f"No free block is left for sequence {event['needed_by']}: sequence {seq}, the last admitted, gives "
-                f"back {event['blocks']} blocks and waits; its {event['computed']} computed tokens will be computed again."
+                f"No free block is left for sequence {event['needed_by']}. Sequence {seq}, the last admitted, "
+                f"gives back {event['blocks']} blocks and waits; its {event['computed']} computed tokens "
+                "will be computed again."
             )
         case "finish":
             reason = {"stop": "an end token or stop string", "length": "its length limit"}[event["reason"]]

@@ -21,8 +21,8 @@ from nanoengine.engine.sequence import Sequence
 
 
 class LLMEngine:
-    """Token ids in, token ids out. Each part can be your own: see engine.interfaces. Without a runner,
-    model_runner loads the model (with your sampler, attention or model). observer: nanoengine.trace."""
+    """Token ids in, token ids out. Each part can be your own (engine.interfaces). Without a runner,
+    model_runner loads the model, with your sampler or attention. observer: a Trace."""
 
     def __init__(self, config: EngineConfig, *, runner=None, block_manager=None, scheduler=None, observer=None, **parts):
         if runner is None:

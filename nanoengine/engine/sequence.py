@@ -15,7 +15,7 @@ class Status(Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
     """A flat record; the scheduler and the block manager write it, runners only read it.
 

@@ -1,0 +1,121 @@
+"""Runs batches through the real model: arrays to tensors, forward, sample. Needs torch."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import torch
+
+from nanoengine.attention import choose_backend
+from nanoengine.config import EngineConfig
+from nanoengine.engine.batch import Batch
+from nanoengine.engine.device import cpu_kv_bytes, pick_device, pick_dtype
+from nanoengine.model.decoder import Decoder
+from nanoengine.model.resolve import ModelFiles, resolve_model
+from nanoengine.model.sampler import Sampler
+from nanoengine.model.weights import dummy_weights, read_weights
+
+
+class PendingTokens:
+    """A launched step; the tokens stay on the device until they are asked for."""
+
+    def __init__(self, num_rows: int, sample_rows: np.ndarray, tokens: torch.Tensor, logprobs):
+        self._num_rows, self._sample_rows, self._tokens, self._logprobs = num_rows, sample_rows, tokens, logprobs
+        self.logprobs: list[list[dict[int, float]]] | None = None
+
+    def result(self) -> list[list[int]]:
+        results: list[list[int]] = [[] for _ in range(self._num_rows)]
+        for row, token in zip(self._sample_rows.tolist(), self._tokens.tolist(), strict=True):
+            results[row].append(token)
+        if self._logprobs is not None:
+            self.logprobs = [[] for _ in range(self._num_rows)]
+            for row, entry in zip(self._sample_rows.tolist(), self._logprobs, strict=True):
+                self.logprobs[row].append(entry)
+        return results
+
+
+class ModelRunner:
+    """model: a name, folder or file (see model.resolve), its ModelFiles, or a Decoder with its weights.
+
+    sampler, attention: objects that replace the package's own (engine.interfaces.Sampler,
+    attention.base.AttentionBackend).
+    """
+
+    def __init__(self, config: EngineConfig, *, model=None, load_format: str = "auto", sampler=None, attention=None):
+        self.device = pick_device(config.device)
+        if isinstance(model, Decoder):
+            self.model = model.to(self.device)
+        else:
+            self.model = load_decoder(model, load_format, config, self.device)
+        self.model_config = self.model.config
+        self.dtype = next(self.model.parameters()).dtype
+        self.attention = attention or choose_backend(config.attention, self.device, config.block_size)
+        self.sampler = sampler or Sampler()
+        self.block_size = config.block_size or self.attention.default_block_size
+        self.num_blocks = config.num_blocks or self._blocks_that_fit(config)
+        m = self.model_config
+        shape = (m.num_hidden_layers, 2, self.num_blocks, self.block_size, m.num_key_value_heads, m.head_dim)
+        self.kv_cache = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self._layer_caches = list(self.kv_cache)
+        self._previous: torch.Tensor | None = None  # by row, the tokens that the last launch sampled
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> PendingTokens:
+        hidden = self.forward(batch)
+        rows = torch.from_numpy(np.cumsum(batch.query_lens)[batch.sample_rows] - 1).to(self.device)
+        seqs = [batch.seqs[row] for row in batch.sample_rows.tolist()]
+        logits = self.model.logits(hidden[rows])
+        wants = any(seq.params.logprobs is not None for seq in seqs)
+        raw = logits.clone() if wants else None
+        tokens = self.sampler(logits, seqs, batch.sample_positions) if seqs else rows
+        logprobs = self.sampler.logprobs(raw, seqs, tokens) if wants else None
+        self._previous = torch.zeros(len(batch.seqs), dtype=torch.int64, device=self.device)
+        self._previous[torch.from_numpy(batch.sample_rows).to(self.device)] = tokens
+        return PendingTokens(len(batch.seqs), batch.sample_rows, tokens, logprobs)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Hidden states [T, hidden_size] of the batch's tokens; their KV is in the cache afterwards."""
+        ids = torch.from_numpy(batch.input_ids).to(self.device)
+        if batch.in_flight is not None:
+            sources = torch.from_numpy(batch.in_flight).to(self.device)
+            ids = torch.where(sources >= 0, self._previous[sources.clamp(min=0)], ids)
+        positions = torch.from_numpy(batch.positions).to(self.device)
+        metadata = self.attention.prepare(batch, self.block_size, self.device)
+        return self.model(ids, positions, self.attention, self._layer_caches, metadata)
+
+    def _blocks_that_fit(self, config: EngineConfig) -> int:
+        block_bytes = self.model_config.kv_bytes_per_token(self.dtype.itemsize) * self.block_size
+        room = cpu_kv_bytes(config.kv_cache_gib)
+        useful = config.max_num_seqs * -(-config.max_model_len // self.block_size)
+        blocks = min(room // block_bytes, useful)
+        if blocks < 1:
+            raise ValueError(f"no room for one KV block of {block_bytes} bytes: only {room} are free; see kv_cache_gib")
+        return int(blocks)
+
+    def close(self) -> None:
+        """Give weights and KV memory back."""
+        self.model = self.kv_cache = self._layer_caches = self._previous = None
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def load_decoder(model, load_format: str, config: EngineConfig, device: torch.device) -> Decoder:
+    """Resolve the model's files, check every tensor, and fill a Decoder on ``device``."""
+    files = model if isinstance(model, ModelFiles) else resolve_model(model, load_format=load_format)
+    dtype = pick_dtype(config.dtype, files.config.dtype, device)
+    positions = files.config.max_position_embeddings
+    if config.max_model_len > positions:
+        raise ValueError(f"max_model_len={config.max_model_len} is more than the model's {positions} positions")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            decoder = Decoder(files.config, config.max_model_len)
+    finally:
+        torch.set_default_dtype(before)
+    weights = dummy_weights(files.config) if files.load_format == "dummy" else read_weights(files.folder, files.config)
+    decoder.load_weights(weights)
+    return decoder.eval()

@@ -1,0 +1,259 @@
+"""The public face: text in, text out."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from nanoengine.config import EngineConfig
+from nanoengine.engine.llm_engine import LLMEngine
+from nanoengine.engine.sequence import Sequence
+from nanoengine.model.detokenizer import IncrementalDetokenizer, detokenize
+from nanoengine.model.resolve import resolve_model
+from nanoengine.model.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
+from nanoengine.outputs import RequestOutput
+from nanoengine.prompts import conversations, params_list, prompt_list, prompt_parts
+from nanoengine.sampling_params import SamplingParams
+
+PARTS = ("scheduler", "block_manager", "runner", "sampler", "attention_backend", "observer")
+
+
+class LLM:
+    """A model and the engine that runs it.
+
+        with LLM() as llm:
+            print(llm.generate("The capital of France is")[0].text)
+
+    model: None (the embedded SmolLM2-135M-Instruct), a folder, a .gguf file, a Hugging Face repo id,
+        or with load_format="dummy" the name of a shape ("qwen3-0.6b", …) with random weights.
+    tokenizer: a folder with a tokenizer.json, where the model's own is not wanted.
+    settings: the fields of EngineConfig (max_model_len, max_num_seqs, block_size, policy, device, …).
+        max_model_len: by default what the model was trained for.
+    parts: your own scheduler, block_manager, runner, sampler, attention_backend or observer.
+
+    Not thread-safe: call it from one thread at a time.
+    Errors: TypeError for an unknown keyword; ValueError or an error that names file and tensor.
+    """
+
+    def __init__(self, model: str | Path | None = None, *, tokenizer=None, load_format: str = "auto", **settings):
+        unknown = [name for name in settings if name not in (*EngineConfig.names(), *PARTS)]
+        if unknown:
+            raise TypeError(f"LLM() got an unexpected keyword argument {unknown[0]!r}; it takes model, tokenizer, "
+                            f"load_format, {', '.join((*EngineConfig.names(), *PARTS))}")  # fmt: skip
+        parts = {name: settings.pop(name) for name in PARTS if name in settings}
+        files = resolve_model(model, load_format=load_format)
+        settings.setdefault("max_model_len", files.config.max_position_embeddings)
+        if settings["max_model_len"] is None:
+            settings["max_model_len"] = files.config.max_position_embeddings
+        self.model_config = files.config
+        self.config = EngineConfig(
+            **{"vocab_size": files.config.vocab_size, "eos_token_ids": files.config.eos_token_ids} | settings
+        )
+        if self.config.tensor_parallel_size > 1:
+            raise ValueError(f"tensor_parallel_size={self.config.tensor_parallel_size}: only 1 is implemented so far")
+        self.tokenizer = self._load_tokenizer(tokenizer, files)
+        if "runner" not in parts:
+            parts |= {"model": files}
+            if "attention_backend" in parts:
+                parts["attention"] = parts.pop("attention_backend")
+        self.engine: LLMEngine | None = LLMEngine(self.config, **parts)
+
+    def generate(self, prompts, sampling_params=None, *, use_tqdm: bool = True) -> list[RequestOutput]:
+        """Complete each prompt; outputs in the order of the prompts.
+
+        prompts: a str, a list of token ids, a dict(prompt=…) or dict(prompt_token_ids=…), or a list
+            of such. sampling_params: one for all, or a list with one a prompt.
+        Errors: ValueError for a request that can never be served; then nothing was started.
+        Ctrl-C ends the call between two steps; its requests are aborted and hold no block.
+        """
+        seqs = self._add_all(prompts, sampling_params, incremental=False)
+        bar = tqdm(total=len(seqs), desc="requests", disable=not use_tqdm or not seqs, dynamic_ncols=True)
+        try:
+            with bar, interruptible() as check, _counting(bar) as count:
+                left = {seq.seq_id for seq in seqs}
+                while left:
+                    check()
+                    out = self._engine().step()
+                    done = [seq for seq in out.finished if seq.seq_id in left]
+                    left.difference_update(seq.seq_id for seq in done)
+                    count(out, len(done))
+        finally:
+            self._abort(seqs)
+        return [self._output(seq, index) for index, seq in enumerate(seqs)]
+
+    def stream(self, prompts, sampling_params=None) -> Iterator[RequestOutput]:
+        """Yield a RequestOutput each time a request gets tokens; ``delta`` is the new text.
+
+        Text that may still become part of a stop string, or is half a character, is held back. The
+        deltas of a request join to its final ``text``. Leaving the loop aborts what is unfinished.
+        The requests are checked and queued at once, not at the first item.
+        """
+        seqs = self._add_all(prompts, sampling_params, incremental=True)
+        return self._stream(seqs)
+
+    def chat(
+        self, messages, sampling_params=None, *, use_tqdm: bool = True, chat_template_kwargs: dict | None = None
+    ) -> list[RequestOutput]:
+        """Answer a conversation (list of {"role", "content"}), a list of conversations, or one user message."""
+        return self.generate(self._chat_prompts(messages, chat_template_kwargs), sampling_params, use_tqdm=use_tqdm)
+
+    def stream_chat(
+        self, messages, sampling_params=None, *, chat_template_kwargs: dict | None = None
+    ) -> Iterator[RequestOutput]:
+        """``stream`` for what ``chat`` takes."""
+        return self.stream(self._chat_prompts(messages, chat_template_kwargs), sampling_params)
+
+    def close(self) -> None:
+        """Give weights and KV memory back; the object is of no further use."""
+        if self.engine is not None:
+            for seq in list(self.engine.sequences.values()):
+                self.engine.abort(seq)
+            self.engine.runner.close()
+            self.engine = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _engine(self) -> LLMEngine:
+        if self.engine is None:
+            raise RuntimeError("this LLM was closed: make a new one")
+        return self.engine
+
+    @staticmethod
+    def _load_tokenizer(tokenizer, files) -> Tokenizer:
+        if isinstance(tokenizer, Tokenizer):
+            return tokenizer
+        folder = tokenizer or files.folder
+        if files.load_format == "dummy" and not (folder and (Path(folder) / "tokenizer.json").exists()):
+            return byte_tokenizer(files.config.vocab_size)
+        return load_tokenizer(folder)
+
+    def _add_all(self, prompts, sampling_params, *, incremental: bool) -> list[Sequence]:
+        """Queue all requests of one call, or none: one that is refused takes the others back."""
+        engine, seqs = self._engine(), []
+        prompts = prompt_list(prompts)
+        try:
+            for prompt, params in zip(prompts, params_list(sampling_params, len(prompts), SamplingParams()), strict=True):
+                text, ids = prompt_parts(prompt, self.tokenizer.encode)
+                detokenizer = self._detokenizer(params) if incremental or getattr(params, "stop", ()) else None
+                seqs.append(engine.add_request(ids, params, prompt=text, detokenizer=detokenizer))
+        except BaseException:
+            self._abort(seqs)
+            raise
+        return seqs
+
+    def _detokenizer(self, params: SamplingParams | None) -> IncrementalDetokenizer | None:
+        params = params if isinstance(params, SamplingParams) else SamplingParams()
+        if not params.detokenize:
+            return None
+        return IncrementalDetokenizer(self.tokenizer, stop=params.stop, min_tokens=params.min_tokens,
+                                      skip_special_tokens=params.skip_special_tokens)  # fmt: skip
+
+    def _stream(self, seqs: list[Sequence]) -> Iterator[RequestOutput]:
+        index = {seq.seq_id: i for i, seq in enumerate(seqs)}
+        shown = dict.fromkeys(index, 0)
+        try:
+            while any(seq.finish_reason is None for seq in seqs):
+                with interruptible() as check:
+                    out = self._engine().step()
+                    check()
+                for seq, tokens in zip(out.seqs, out.new_tokens, strict=True):
+                    if tokens and seq.seq_id in index:
+                        item = self._output(seq, index[seq.seq_id])
+                        item.delta = item.text[shown[seq.seq_id] :]
+                        shown[seq.seq_id] = len(item.text)
+                        yield item
+        finally:
+            self._abort(seqs)
+
+    def _abort(self, seqs: list[Sequence]) -> None:
+        if self.engine is not None:
+            for seq in seqs:
+                if seq.finish_reason is None:
+                    self.engine.abort(seq)
+
+    def _chat_prompts(self, messages, kwargs: dict | None) -> list[dict]:
+        texts = [self.tokenizer.apply_chat_template(talk, **(kwargs or {})) for talk in conversations(messages)]
+        # the template wrote the special tokens: encoding must not add them again
+        ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return [{"prompt": text, "prompt_token_ids": i} for text, i in zip(texts, ids, strict=True)]
+
+    def _output(self, seq: Sequence, index: int) -> RequestOutput:
+        ids = seq.output_ids
+        metrics = {"arrival": seq.arrival, "first_token": seq.first_token, "finished": seq.finished_at}
+        return RequestOutput(
+            request_id=seq.seq_id,
+            prompt=seq.prompt,
+            prompt_token_ids=seq.token_ids[: seq.num_prompt_tokens],
+            token_ids=ids,
+            text=self._text(seq, ids),
+            finish_reason=seq.finish_reason,
+            stop_reason=seq.stop_reason,
+            logprobs=None if seq.logprobs is None else list(seq.logprobs),
+            num_cached_tokens=seq.num_cached_tokens,
+            metrics={k: v for k, v in metrics.items() if v is not None} | {"preemptions": seq.num_preemptions},
+            index=index,
+        )
+
+    def _text(self, seq: Sequence, ids: list[int]) -> str:
+        if seq.detokenizer is not None:
+            return seq.detokenizer.text
+        if not seq.params.detokenize:
+            return ""
+        if seq.finish_reason == "stop":  # without stop strings there is no other: the last id is the end token
+            ids = ids[:-1]
+        return detokenize(self.tokenizer, ids, seq.params.skip_special_tokens)
+
+
+@contextmanager
+def interruptible():
+    """Take Ctrl-C between steps: yields a function that raises KeyboardInterrupt if it was pressed.
+
+    A second Ctrl-C does not wait. Only the main thread gets signals; elsewhere nothing is changed.
+    """
+    pressed: list[int] = []
+
+    def remember(number, frame):
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    def check():
+        if pressed:
+            raise KeyboardInterrupt
+
+    main = threading.current_thread() is threading.main_thread()
+    previous = signal.getsignal(signal.SIGINT) if main else None
+    if not callable(previous):  # ignored, or not ours to change
+        yield lambda: None
+        return
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def _counting(bar):
+    """Show how many tokens a second the engine computes and generates."""
+    totals = dataclasses.make_dataclass("Totals", [("prompt", int, 0), ("new", int, 0)])()
+
+    def count(out, finished: int) -> None:
+        totals.prompt += out.num_prefill_tokens
+        totals.new += sum(map(len, out.new_tokens))
+        if not bar.disable:
+            elapsed = max(bar.format_dict["elapsed"], 1e-9)
+            bar.set_postfix_str(f"in {totals.prompt / elapsed:.0f} tok/s, out {totals.new / elapsed:.0f} tok/s", False)
+            bar.update(finished)
+
+    yield count

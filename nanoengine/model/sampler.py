@@ -1,0 +1,171 @@
+"""From logits to tokens: penalties, temperature, top-k, top-p, min-p, and a reproducible draw.
+
+The draw is an exponential race: with independent e_i ~ Exp(1), argmax p_i / e_i has distribution p.
+In logarithms that is argmax(logit_i - log e_i). The e_i are a hash of (seed, position, token id), so
+a request's random numbers depend on nothing else: not on batch mates, chunks, or preemptions.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from nanoengine.engine.sequence import Sequence
+
+_GOLDEN, _C1, _C2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def _signed(x: int) -> int:
+    """The int64 with the bits of an unsigned 64-bit number: torch has no full uint64 arithmetic."""
+    return x - 2**64 if x >= 2**63 else x
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """The finaliser of SplitMix64 on int64 bits; the masks turn arithmetic shifts into logical ones."""
+    x = (x ^ ((x >> 30) & (2**34 - 1))) * _signed(_C1)
+    x = (x ^ ((x >> 27) & (2**37 - 1))) * _signed(_C2)
+    return x ^ ((x >> 31) & (2**33 - 1))
+
+
+def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """float32 [S, vocab_size]: -log e, e ~ Exp(1), from int64 seeds [S] and positions [S] alone."""
+    rows = _mix(seeds + _mix(positions + _signed(_C1)))
+    tokens = torch.arange(1, vocab_size + 1, device=seeds.device) * _signed(_GOLDEN)
+    bits = _mix(rows[:, None] + tokens) >> 40 & (2**24 - 1)
+    uniform = (bits.float() + 0.5) * 2.0**-24  # never 0 or 1
+    return -torch.log(-torch.log(uniform))
+
+
+class _Rows:
+    """The sampling options of these rows as tensors: built anew only when the rows change."""
+
+    def __init__(self, seqs: list[Sequence], device: torch.device):
+        self.seqs, params = list(seqs), [seq.params for seq in seqs]
+
+        def column(name: str, dtype=torch.float32) -> torch.Tensor:
+            return torch.tensor([getattr(p, name) for p in params], dtype=dtype, device=device)[:, None]
+
+        self.sampled = [i for i, p in enumerate(params) if p.temperature > 0]
+        self.all_sampled = len(self.sampled) == len(seqs)
+        self.index = torch.tensor(self.sampled, dtype=torch.int64, device=device)
+        self.temperature = column("temperature")
+        self.top_k, self.top_p, self.min_p = column("top_k", torch.int64), column("top_p"), column("min_p")
+        self.truncated = [
+            i for i, p in enumerate(params) if p.temperature > 0 and (p.top_k or p.top_p < 1 or p.min_p > 0)
+        ]
+        self.seeds = torch.tensor([_signed(seq.seed % 2**64) for seq in seqs], dtype=torch.int64, device=device)
+        self.penalised = [i for i, p in enumerate(params) if p.needs_history]
+        self.held = [i for i, p in enumerate(params) if p.min_tokens]
+        self.reported = [i for i, p in enumerate(params) if p.logprobs is not None]
+
+
+class _History:
+    """Which tokens a sequence has seen, and how often it generated each: grown by its new tokens only."""
+
+    def __init__(self, vocab_size: int, device: torch.device):
+        self.seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        self.counts = torch.zeros(vocab_size, dtype=torch.float32, device=device)
+        self.num_read = 0
+
+    def update(self, seq: Sequence) -> None:
+        new = torch.tensor(seq.token_ids[self.num_read :], dtype=torch.int64, device=self.seen.device)
+        self.seen[new] = True
+        generated = new[max(0, seq.num_prompt_tokens - self.num_read) :]
+        self.counts.index_add_(0, generated, torch.ones_like(generated, dtype=torch.float32))
+        self.num_read = len(seq.token_ids)
+
+
+class Sampler:
+    """Call with float32 logits [S, vocabulary], the S sequences, and the int64 positions [S] to fill."""
+
+    def __init__(self) -> None:
+        self._rows: _Rows | None = None
+        self._histories: WeakKeyDictionary[Sequence, _History] = WeakKeyDictionary()
+
+    def __call__(self, logits: torch.Tensor, seqs: list[Sequence], positions: np.ndarray) -> torch.Tensor:
+        """int64 [S]: the next token of each row. ``logits`` may be changed in place."""
+        rows = self._rows_of(seqs, logits.device)
+        self._penalise(logits, rows)
+        self._hold_ends(logits, rows, positions)
+        greedy = None if rows.all_sampled else logits.argmax(-1)
+        if not rows.sampled:
+            return greedy
+        drawn = self._draw(logits, rows, positions)
+        return drawn if rows.all_sampled else greedy.index_copy_(0, rows.index, drawn)
+
+    def logprobs(
+        self, logits: torch.Tensor, seqs: list[Sequence], tokens: torch.Tensor
+    ) -> list[dict[int, float]] | None:
+        """For each row that asks: {token: natural-log probability} of the likeliest and the chosen token.
+
+        ``logits`` are the model's own, before penalties, temperature and truncation. None if no row asks.
+        """
+        rows = self._rows_of(seqs, logits.device)
+        if not rows.reported:
+            return None
+        index = torch.tensor(rows.reported, device=logits.device)
+        scores = logits[index].float().log_softmax(-1)
+        most = max(seqs[i].params.logprobs for i in rows.reported)
+        values, ids = scores.topk(min(most, scores.shape[-1]))
+        chosen = tokens[index]
+        own = scores.gather(1, chosen[:, None])[:, 0]
+        result: list[dict[int, float]] = [{} for _ in seqs]
+        for i, row_ids, row_values, token, value in zip(
+            rows.reported, ids.tolist(), values.tolist(), chosen.tolist(), own.tolist(), strict=True
+        ):
+            wanted = seqs[i].params.logprobs
+            result[i] = dict(zip(row_ids[:wanted], row_values[:wanted], strict=True)) | {token: value}
+        return result
+
+    def _rows_of(self, seqs: list[Sequence], device: torch.device) -> _Rows:
+        if self._rows is None or self._rows.seqs != seqs:  # a list compare by identity: cheap
+            self._rows = _Rows(seqs, device)
+        return self._rows
+
+    def _penalise(self, logits: torch.Tensor, rows: _Rows) -> None:
+        for i in rows.penalised:
+            seq = rows.seqs[i]
+            history = self._histories.get(seq)
+            if history is None:
+                history = self._histories[seq] = _History(logits.shape[-1], logits.device)
+            history.update(seq)
+            row, p = logits[i], seq.params
+            if p.repetition_penalty != 1.0:
+                scaled = torch.where(row > 0, row / p.repetition_penalty, row * p.repetition_penalty)
+                row = torch.where(history.seen, scaled, row)
+            row = row - p.frequency_penalty * history.counts - p.presence_penalty * (history.counts > 0)
+            logits[i] = row
+
+    def _hold_ends(self, logits: torch.Tensor, rows: _Rows, positions: np.ndarray) -> None:
+        """No end token before min_tokens tokens are generated."""
+        for i in rows.held:
+            seq = rows.seqs[i]
+            if positions[i] - seq.num_prompt_tokens < seq.params.min_tokens and seq.end_token_ids:
+                logits[i, list(seq.end_token_ids)] = -torch.inf
+
+    def _draw(self, logits: torch.Tensor, rows: _Rows, positions: np.ndarray) -> torch.Tensor:
+        scores = logits / rows.temperature.clamp(min=1e-6)
+        if rows.truncated:
+            i = torch.tensor(rows.truncated, device=logits.device)
+            scores[i] = truncate(scores[i], rows.top_k[i], rows.top_p[i], rows.min_p[i])
+        seeds, places = rows.seeds, torch.from_numpy(positions).to(logits.device)
+        if not rows.all_sampled:
+            scores, seeds, places = scores[rows.index], seeds[rows.index], places[rows.index]
+        return (scores + gumbel_noise(seeds, places, logits.shape[-1])).argmax(-1)
+
+
+def truncate(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """Set scores [S, V] outside the kept set to -inf. top_k (0 keeps all), top_p, min_p: [S, 1].
+
+    top_k first; top_p counts probabilities renormalised over what top_k kept, and keeps the token
+    that crosses the threshold; min_p is relative to the likeliest token. One token always stays.
+    """
+    values, order = scores.sort(-1, descending=True, stable=True)
+    ranks = torch.arange(scores.shape[-1], device=scores.device)
+    keep = (ranks < top_k) | (top_k == 0)
+    probs = values.masked_fill(~keep, -torch.inf).softmax(-1)
+    keep &= (probs.cumsum(-1) - probs < top_p) & (probs >= min_p * probs[:, :1])
+    keep[:, 0] = True
+    return torch.full_like(scores, -torch.inf).scatter_(-1, order, values.masked_fill(~keep, -torch.inf))
