@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 
+from nanoengine.checks import BIG, boolean, integer, integers, number
+
 POLICIES = ("token_budget", "prefill_first")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+BACKENDS = ("auto", "torch", "flash", "triton")
 
 
 @dataclass(slots=True, frozen=True)
@@ -13,7 +18,7 @@ class EngineConfig:
 
     max_num_seqs: sequences in one batch at most (it does not bound the waiting queue).
     max_num_batched_tokens: tokens computed in one step at most, over all sequences.
-    max_model_len: prompt plus output of one sequence, in tokens.
+    max_model_len: prompt plus output of one sequence, in tokens; at least 2.
     block_size: tokens in one KV block. None: chosen by the attention backend (16, or 256 for flash).
     num_blocks: blocks in the KV pool. None: what the runner finds room for.
     policy: "token_budget" (running first, then waiting, phases mixed, as vLLM V1) or
@@ -51,35 +56,27 @@ class EngineConfig:
     tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 (frozen)
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "tensor_parallel_size"):
-            _at_least_one(name, getattr(self, name))
+            put(name, integer(name, getattr(self, name), 2 if name == "max_model_len" else 1, BIG))
         for name in ("block_size", "num_blocks", "vocab_size"):
             if getattr(self, name) is not None:
-                _at_least_one(name, getattr(self, name))
-        if self.max_model_len < 2:
-            raise ValueError("max_model_len must be at least 2 (one prompt token, one new token), got 1")
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
-        if self.overlap not in (0, 1) or isinstance(self.overlap, bool):
-            raise ValueError(f"overlap must be 0 or 1, got {self.overlap!r}")
-        limits = {"watermark": (0, 0.5), "gpu_memory_utilization": (0.01, 1), "kv_cache_gib": (1e-6, 1e6)}
-        for name, (low, high) in limits.items():
-            value = getattr(self, name)
-            if value is None and name == "kv_cache_gib":
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                raise ValueError(f"{name} must lie in [{low}, {high}], got {value!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ValueError(f"seed must be an integer, got {self.seed!r}")
+                put(name, integer(name, getattr(self, name), 1, BIG))
+        put("overlap", integer("overlap", self.overlap, 0, 1))
+        put("seed", integer("seed", self.seed, -(2**63), 2**63 - 1))
+        put("watermark", number("watermark", self.watermark, 0, 0.5))
+        put("gpu_memory_utilization", number("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1))
+        if self.kv_cache_gib is not None:
+            put("kv_cache_gib", number("kv_cache_gib", self.kv_cache_gib, 1e-6, 1e6))
+        put("eos_token_ids", integers("eos_token_ids", self.eos_token_ids, 0, BIG))
         for name in ("enable_prefix_caching", "enforce_eager"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+            boolean(name, getattr(self, name))
+        for name, choices in (("policy", POLICIES), ("dtype", DTYPES), ("attention", BACKENDS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}")
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
         return tuple(f.name for f in fields(cls))
-
-
-def _at_least_one(name: str, value) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")

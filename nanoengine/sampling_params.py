@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+from nanoengine.checks import BIG, boolean, integer, integers, number
+
 SEED_LIMIT = 2**63
-
-
-def _number(name: str, value, low: float, high: float, *, open_low=False, integer=False):
-    """Return ``value`` if it is a finite number in range; ValueError names argument and limit."""
-    kind = "an integer" if integer else "a number"
-    wrong_type = isinstance(value, bool) or not hasattr(value, "__index__" if integer else "__float__")
-    if wrong_type or not (integer or math.isfinite(value)):
-        raise ValueError(f"{name} must be {kind}, got {value!r}")
-    value = value.__index__() if integer else float(value)
-    if value < low or value > high or (open_low and value == low):
-        left = "(" if open_low else "["
-        raise ValueError(f"{name} must lie in {left}{low}, {high}], got {value!r}")
-    return value
 
 
 @dataclass(slots=True, frozen=True)
@@ -68,29 +56,27 @@ class SamplingParams:
     detokenize: bool = True
 
     def __post_init__(self) -> None:
-        big = 2**31 - 1
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 (frozen)
-        put("temperature", _number("temperature", self.temperature, 0.0, 1e4))
-        put("top_k", max(0, _number("top_k", self.top_k, -1, big, integer=True)))
-        put("top_p", _number("top_p", self.top_p, 0.0, 1.0, open_low=True))
-        put("min_p", _number("min_p", self.min_p, 0.0, 1.0))
-        put("repetition_penalty", _number("repetition_penalty", self.repetition_penalty, 0.0, 1e4, open_low=True))
-        put("presence_penalty", _number("presence_penalty", self.presence_penalty, -2.0, 2.0))
-        put("frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
+        put("temperature", number("temperature", self.temperature, 0.0, 1e4))
+        put("top_k", max(0, integer("top_k", self.top_k, -1, BIG)))
+        put("top_p", number("top_p", self.top_p, 0.0, 1.0, open_low=True))
+        put("min_p", number("min_p", self.min_p, 0.0, 1.0))
+        put("repetition_penalty", number("repetition_penalty", self.repetition_penalty, 0.0, 1e4, open_low=True))
+        put("presence_penalty", number("presence_penalty", self.presence_penalty, -2.0, 2.0))
+        put("frequency_penalty", number("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
         if self.seed is not None:
-            put("seed", _number("seed", self.seed, -SEED_LIMIT, SEED_LIMIT - 1, integer=True))
+            put("seed", integer("seed", self.seed, -SEED_LIMIT, SEED_LIMIT - 1))
         if self.max_tokens is not None:
-            put("max_tokens", _number("max_tokens", self.max_tokens, 1, 2**63, integer=True))
-        put("min_tokens", _number("min_tokens", self.min_tokens, 0, 2**63, integer=True))
+            put("max_tokens", integer("max_tokens", self.max_tokens, 1))
+        put("min_tokens", integer("min_tokens", self.min_tokens, 0))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}")
         if self.logprobs is not None:
-            put("logprobs", _number("logprobs", self.logprobs, 0, 1000, integer=True))
+            put("logprobs", integer("logprobs", self.logprobs, 0, 1000))
         put("stop", self._stop_strings())
         put("stop_token_ids", self._stop_ids())
         for name in ("ignore_eos", "skip_special_tokens", "detokenize"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+            boolean(name, getattr(self, name))
         if self.stop and not self.detokenize:
             raise ValueError(f"stop={self.stop!r} needs the text: detokenize must be True")
 
@@ -102,9 +88,7 @@ class SamplingParams:
 
     def _stop_ids(self) -> tuple[int, ...]:
         ids = self.stop_token_ids if self.stop_token_ids is not None else ()
-        if isinstance(ids, (str, bytes)) or not hasattr(ids, "__iter__"):
-            raise ValueError(f"stop_token_ids must be a list of token ids, got {ids!r}")
-        return tuple(_number("stop_token_ids", i, 0, 2**31 - 1, integer=True) for i in ids)
+        return integers("stop_token_ids", ids, 0, BIG)
 
     @property
     def needs_history(self) -> bool:

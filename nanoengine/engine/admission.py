@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 
@@ -32,13 +33,8 @@ def make_sequence(
     params = SamplingParams() if params is None else params
     if not isinstance(params, SamplingParams):
         raise ValueError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
-    token_ids = check_token_ids(prompt_token_ids, config.vocab_size)
+    token_ids = check_token_ids(prompt_token_ids, config.vocab_size, config.max_model_len)
     length = len(token_ids)
-    if length >= config.max_model_len:
-        raise ValueError(
-            f"prompt has {length} tokens, max_model_len={config.max_model_len} leaves no room for an answer: "
-            "shorten the prompt or raise max_model_len"
-        )
     if length > pool_tokens:
         raise ValueError(
             f"prompt has {length} tokens, the whole KV pool holds {pool_tokens}: "
@@ -68,19 +64,28 @@ def make_sequence(
     )
 
 
-def check_token_ids(token_ids: Iterable[int], vocab_size: int | None) -> list[int]:
-    """The ids as a list of plain ints, each in [0, vocab_size). ValueError otherwise."""
-    if isinstance(token_ids, (str, bytes)) or not hasattr(token_ids, "__iter__"):
+def check_token_ids(token_ids: Iterable[int], vocab_size: int | None, max_model_len: float = math.inf) -> list[int]:
+    """The ids as a list of plain ints, each in [0, vocab_size), fewer than max_model_len. ValueError otherwise."""
+    if isinstance(token_ids, (str, bytes)) or not hasattr(token_ids, "__iter__") or getattr(token_ids, "ndim", 1) == 0:
         raise ValueError(f"prompt_token_ids must be a list of token ids, got {type(token_ids).__name__}")
     limit = 2**31 if vocab_size is None else vocab_size
     ids = []
     for index, token in enumerate(token_ids):
-        if isinstance(token, bool) or not hasattr(token, "__index__"):
+        if index + 1 >= max_model_len:  # at once, so that an endless generator ends here, too
+            length = len(token_ids) if hasattr(token_ids, "__len__") else f"at least {index + 1}"
+            raise ValueError(
+                f"prompt has {length} tokens, max_model_len={max_model_len} leaves no room for an answer: "
+                "shorten the prompt or raise max_model_len"
+            )
+        try:
+            plain = token.__index__()
+        except (AttributeError, TypeError):  # TypeError: an array that is no scalar
+            plain = None
+        if plain is None or isinstance(token, bool):
             raise ValueError(f"prompt_token_ids[{index}] must be an integer, got {token!r}")
-        token = token.__index__()
-        if not 0 <= token < limit:
-            raise ValueError(f"prompt_token_ids[{index}] is {token}, outside the vocabulary [0, {limit})")
-        ids.append(token)
+        if not 0 <= plain < limit:
+            raise ValueError(f"prompt_token_ids[{index}] is {plain}, outside the vocabulary [0, {limit})")
+        ids.append(plain)
     if not ids:
         raise ValueError("prompt is empty: it needs at least one token")
     return ids
