@@ -77,7 +77,7 @@ def _steady(state: State) -> tuple[str, dict]:
     values = {"rows": len(rows), "running": len(state.record["running"]), "tokens": prefill, "prefill": prefill,
               "decode": kinds["decode"], "who": []}  # fmt: skip
     if not kinds["prefill"]:
-        return "steady_decode", values
+        return ("steady_decode" if len(rows) == len(state.record["running"]) else "steady_part"), values
     return ("steady_mixed" if kinds["decode"] else "steady_prefill"), values
 
 
@@ -106,22 +106,19 @@ def title(state: State, lang: str) -> str:
 
 def describe(state: State, lang: str = "en") -> str:
     """The state in one paragraph: what a screen reader says, and what stands where no picture can."""
-    step, names = state.record, state.letters
-    stop, colon = ("\u3002", "\uff1a") if lang == "zh" else (". ", ": ")
-    parts = [title(state, lang) + stop]
-    parts += [text + LABELS[lang]["join"] for text in explain(state, lang)]
-    for key in ("waiting", "running"):
-        parts.append(label(lang, key) + colon + listing(lang, [names[seq] for seq in step[key]]) + stop)
+    step, names, marks = state.record, state.letters, LABELS[lang]
+    facts = [(key, listing(lang, [names[seq] for seq in step[key]])) for key in ("waiting", "running")]
     if state.ended:
-        parts.append(label(lang, "finished") + colon + listing(lang, [names[seq] for seq, _ in state.ended]) + stop)
+        facts.append(("finished", listing(lang, [names[seq] for seq, _ in state.ended])))
     if step["rows"]:
         rows = [f"{names[row['seq']]} {label(lang, row['kind'])} {row['tokens']}" for row in step["rows"]]
         used = sum(row["tokens"] for row in step["rows"])
         total = label(lang, "batch_of", used=used, budget=step["max_num_batched_tokens"])
-        parts.append(label(lang, "batch") + colon + listing(lang, rows) + " (" * (lang == "en") + "\uff08" * (lang == "zh"))
-        parts.append(total + (")" if lang == "en" else "\uff09") + stop)
-    parts.append(label(lang, "pool") + colon + pool_counts(state, lang) + stop.rstrip())
-    return "".join(parts).strip()
+        facts.append(("batch", listing(lang, rows) + marks["open"] + total + marks["close"]))
+    facts.append(("pool", pool_counts(state, lang)))
+    said = [title(state, lang) + marks["stop"], *(text + marks["join"] for text in explain(state, lang))]
+    said += [label(lang, key) + marks["colon"] + text + marks["stop"] for key, text in facts]
+    return "".join(said).strip()
 
 
 def pool_counts(state: State, lang: str) -> str:

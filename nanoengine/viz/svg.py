@@ -48,7 +48,7 @@ def text_width(text: str, size: float = 12, bold: bool = False) -> float:
             units += 0.92
         else:
             units += 0.68 if char.isupper() else 0.575
-    return units * size * (1.06 if bold else 1.0)
+    return units * size * (1.1 if bold else 1.0)
 
 
 def fit(text: str, width: float, size: float = 12) -> str:
@@ -160,7 +160,7 @@ _TEXTURES = {
     "hatch": '<pattern id="{id}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
     '<path d="M0 0V6" stroke="{ink}" stroke-width="2.4" stroke-opacity=".3"/></pattern>',
     "dots": '<pattern id="{id}" width="5" height="5" patternUnits="userSpaceOnUse">'
-    '<circle cx="1.5" cy="1.5" r=".9" fill="{ink}" fill-opacity=".38"/></pattern>',
+    '<circle cx="1.5" cy="1.5" r=".8" fill="{ink}" fill-opacity=".3"/></pattern>',
     "cross": '<pattern id="{id}" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
     '<path d="M0 3.5H7M3.5 0V7" stroke="{ink}" stroke-opacity=".4"/></pattern>',
 }
