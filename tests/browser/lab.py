@@ -1,6 +1,7 @@
 """Opens a notebook in JupyterLab in headless Chromium, as a reader would, and runs it.
 
-By hand, from the project's folder: ``python tests/browser/lab.py lessons/01_slug.ipynb out.png``
+By hand, from the project's folder: ``python tests/browser/lab.py lessons/01_slug.ipynb out.png``, or with the address
+that ``make lab NO_BROWSER=1`` prints in place of the file.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 START_SECONDS = 90
@@ -65,6 +66,7 @@ class Lab:
         """Run all cells and wait until the kernel is idle again."""
         self.page.click('.lm-MenuBar-itemLabel:has-text("Run")')
         self.page.click('.lm-Menu-item[data-command="runmenu:run-all"]')
+        self.page.wait_for_timeout(1000)  # until the cells are marked as waiting; they may still show older numbers
         self.page.wait_for_function(_FINISHED, timeout=seconds * 1000)
 
     def errors(self) -> list[str]:
@@ -100,20 +102,34 @@ def lab_session(notebook: Path, *, fresh: bool = True, width: int = 1280, dark: 
     Raises:
         RuntimeError: no Chromium, or the server did not start; the message holds the end of its log.
     """
+    with tempfile.TemporaryDirectory() as folder, _server(Path(folder), notebook, fresh, dark) as address:
+        with browser_page(width) as page:
+            yield Lab(page, address)
+
+
+@contextmanager
+def browser_page(width: int = 1280) -> Iterator[Page]:
+    """An empty page in headless Chromium.
+
+    Raises:
+        RuntimeError: there is no Chromium.
+    """
     browser_path = find_browser()
     if browser_path is None:
         raise RuntimeError("no Chromium found; on Debian: apt-get install chromium")
-    with tempfile.TemporaryDirectory() as folder, _server(Path(folder), notebook, fresh, dark) as address:
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=browser_path, args=BROWSER_ARGS)
-            try:
-                yield Lab(_page(browser, width), address)
-            finally:
-                browser.close()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path, args=BROWSER_ARGS)
+        try:
+            yield browser.new_page(viewport={"width": width, "height": 900})
+        finally:
+            browser.close()
 
 
-def _page(browser: Browser, width: int) -> Page:
-    return browser.new_page(viewport={"width": width, "height": 900})
+@contextmanager
+def attached(address: str, *, width: int = 1280) -> Iterator[Lab]:
+    """Open a notebook in a JupyterLab that runs already; ``address`` ends in ``/lab/tree/…ipynb``."""
+    with browser_page(width) as page:
+        yield Lab(page, address)
 
 
 @contextmanager
@@ -187,13 +203,17 @@ def _wait_for(base: str, server: subprocess.Popen, log_path: Path) -> None:
 def main() -> int:
     """Run one notebook, write one picture; exit status 1 if a cell failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("notebook", type=Path)
+    parser.add_argument("notebook", help="a file, or the address of one in a running JupyterLab")
     parser.add_argument("png", type=Path)
     parser.add_argument("--as-committed", action="store_true", help="do not run; show the outputs in the file")
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--width", type=int, default=1280)
     args = parser.parse_args()
-    with lab_session(args.notebook, fresh=not args.as_committed, width=args.width, dark=args.dark) as lab:
+    if args.notebook.startswith("http"):
+        session = attached(args.notebook, width=args.width)
+    else:
+        session = lab_session(Path(args.notebook), fresh=not args.as_committed, width=args.width, dark=args.dark)
+    with session as lab:
         if not args.as_committed:
             lab.run_all()
         lab.screenshot(args.png)
