@@ -65,14 +65,15 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; add_special_tokens puts the model's begin token first, if it has one.
 
-        Errors: ValueError for anything but a string of valid Unicode.
+        Errors: ValueError for anything but a str; UnicodeEncodeError (a ValueError) for half a surrogate pair.
         """
         if not isinstance(text, str):
             raise ValueError(f"text to encode must be a str, got {type(text).__name__}")
         try:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError as error:
-            raise ValueError(f"text to encode holds half a surrogate pair at position {error.start}") from None
+        except TypeError:  # how the library refuses a str that has no UTF-8 form
+            text.encode()
+            raise
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of all ids at once; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
