@@ -1,7 +1,10 @@
 """The build of lessons, on a small source of its own."""
 
+import base64
+import re
 import shutil
 import textwrap
+from xml.etree import ElementTree
 
 import nbformat
 import pytest
@@ -35,6 +38,10 @@ SOURCE = textwrap.dedent('''\
     # %% id="widget"
     import ipywidgets
     ipywidgets.IntSlider()
+
+    # %% id="picture"
+    from IPython.display import HTML
+    HTML('<p>a<svg role="img" width="9" height="9"><title>A &lt; B</title><desc>Two.</desc></svg></p>')
 ''')
 
 
@@ -74,7 +81,7 @@ class TestExecuted:
     def test_both_languages_are_written_with_the_slugs_as_ids(self, built):
         for path in (built / "01_small.ipynb", built / "zh" / "01_small.ipynb"):
             cells = nbformat.read(path, as_version=4).cells
-            assert [c.id for c in cells] == ["title", "env", "count", "clock", "widget"]
+            assert [c.id for c in cells] == ["title", "env", "count", "clock", "widget", "picture"]
 
     def test_only_the_lesson_call_differs_in_code(self, built):
         en, zh = (nbformat.read(p, as_version=4) for p in (built / "01_small.ipynb", built / "zh" / "01_small.ipynb"))
@@ -92,6 +99,14 @@ class TestExecuted:
         assert " at 0x…>" in text
         assert "widget-view" not in text
         assert "iopub" not in text
+
+    def test_an_inline_svg_is_saved_as_an_image_with_its_texts(self, built):
+        (output,) = nbformat.read(built / "01_small.ipynb", as_version=4).cells[-1].outputs
+        pattern = r'<p>a<img alt="(.*)" src="data:image/svg[+]xml;base64,(.*)"></p>'
+        alt, address = re.fullmatch(pattern, output.data["text/html"]).groups()
+        assert alt == "A &lt; B. Two"
+        svg = ElementTree.fromstring(base64.b64decode(address))
+        assert svg.tag == "{http://www.w3.org/2000/svg}svg"
 
     def test_executing_again_changes_no_byte(self, built, tmp_path):
         again = tmp_path / "again"

@@ -75,11 +75,13 @@ def test_the_committed_notebook_was_executed_without_an_error(recorded):
             assert [o for o in cell.outputs if o.output_type == "error"] == []
 
 
-def test_a_committed_picture_has_a_text_for_those_who_cannot_see_it(recorded):
+def test_a_committed_picture_needs_no_trust_and_has_a_text_for_those_who_cannot_see_it(recorded):
     for cell in recorded.cells:
         for output in cell.get("outputs", []):
-            for svg in re.findall(r"<svg\b[^>]*>", "".join(output.get("data", {}).get("text/html", ""))):
-                assert 'role="img"' in svg, f"cell {cell.id}: {svg}"
+            page = output.get("data", {}).get("text/html", "")
+            assert "<svg" not in page, f"cell {cell.id}: JupyterLab shows no inline SVG before the cell is run"
+            for image in re.findall(r"<img\b[^>]*>", page):
+                assert re.search(r'alt="[^"]{3,}"', image), f"cell {cell.id}: give the picture a <title>: {image[:80]}"
 
 
 @pytest.mark.parametrize(("source", "lang"), EXECUTED, ids=_names)

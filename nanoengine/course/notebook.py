@@ -14,6 +14,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from nanoengine.course.source import VARIES, LessonSource
+from nanoengine.course.static import freeze_pictures
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
@@ -88,6 +89,7 @@ def _normal_output(output: NotebookNode) -> NotebookNode | None:
     for mime, value in data.items():
         if mime.startswith("text/") and isinstance(value, str):
             data[mime] = _ADDRESS.sub("0x…", value)
+    freeze_pictures(data)
     return output
 
 
@@ -118,8 +120,15 @@ def differences(left: NotebookNode, right: NotebookNode, *, outputs: bool = True
         elif outputs and a.cell_type == "code" and VARIES not in a.metadata.get("tags", ()):
             shown = [[_comparable(output) for output in cell.outputs] for cell in (a, b)]
             if shown[0] != shown[1]:
-                found.append(f"cell {a.id}: its output differs (tag it varies if it must): {shown[0]} and {shown[1]}")
+                found.append(f"cell {a.id}: its output differs (tag it varies if it must): {_difference(*shown)}")
     return found
+
+
+def _difference(left: list, right: list) -> str:
+    """Both outputs from shortly before the place where they part."""
+    a, b = str(left), str(right)
+    start = max(0, next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0) - 40)
+    return f"…{a[start : start + 200]} and …{b[start : start + 200]}"
 
 
 def _comparable(output: NotebookNode) -> dict[str, Any]:
