@@ -32,6 +32,11 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
+FIELDS = (
+    "schema", "step", "policy", "max_num_seqs", "max_num_batched_tokens", "num_blocks", "block_size", "waiting",
+    "running", "rows", "sequences", "block_tables", "ref_counts", "free", "cached_free", "slot_mapping", "events",
+    "graph_bucket", "seconds",
+)  # fmt: skip
 
 
 class Trace:
@@ -43,6 +48,7 @@ class Trace:
         self._began: float | None = None
         self._seen: set[int] = set()
         self._alive: dict[int, Any] = {}
+        self._open: list[dict] = []  # records of steps in flight
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -61,10 +67,10 @@ class Trace:
         if self._began is None:
             self._began = now
         manager, scheduler = engine.block_manager, engine.scheduler
-        events = self._arrivals_and_aborts(engine)
+        events = self._left_over(engine) + self._changes(engine)
         events += [{**event, "why": why(event)} for event in plan.events]
-        free = list(manager.free_blocks)
-        return {
+        ref_counts, free, cached_free = _pool(manager, engine.sequences.values())
+        record = {
             "schema": SCHEMA,
             "step": None,
             "policy": engine.config.policy,
@@ -77,43 +83,55 @@ class Trace:
             "rows": [_row(seq) for seq in plan.seqs],
             "sequences": {seq.seq_id: _progress(seq) for seq in engine.sequences.values()},
             "block_tables": {s.seq_id: list(s.block_table) for s in engine.sequences.values() if s.block_table},
-            "ref_counts": list(manager.ref_counts),
+            "ref_counts": ref_counts,
             "free": free,
-            "cached_free": [block for block in free if manager.is_cached(block)],
+            "cached_free": cached_free,
             "slot_mapping": batch.slot_mapping.tolist(),
             "events": events,
             "graph_bucket": None,
             "seconds": {"at": now - self._began},
         }
+        self._open.append(record)
+        return record
 
     def after(self, engine, step, output) -> None:
         """The step has landed: its tokens, and who ended."""
         record = step.record
-        if record is None:  # launched before this trace began to watch
+        if not self._open or record is not self._open[0]:  # launched before this trace began to watch
             return
+        self._open.pop(0)
         for row, tokens in zip(record["rows"], output.new_tokens, strict=True):
-            row["new"] = list(tokens)
-        for seq in output.finished:
-            event = {"kind": "finish", "seq": seq.seq_id, "reason": seq.finish_reason,
-                     "generated": seq.num_output_tokens}  # fmt: skip
-            record["events"].append({**event, "why": why(event)})
-            self._alive.pop(seq.seq_id, None)
+            row["new"] = [int(token) for token in tokens]
+        record["events"] += self._changes(engine)
         record["graph_bucket"] = getattr(step.pending, "graph_bucket", None)
         record["seconds"]["total"] = self._clock() - self._began - record["seconds"]["at"]
         record["step"] = len(self.steps)
         self.steps.append(record)
 
-    def _arrivals_and_aborts(self, engine) -> list[dict]:
+    def _changes(self, engine) -> list[dict]:
+        """Who came and who ended since the last look."""
         events = []
         for seq_id, seq in engine.sequences.items():
             if seq_id not in self._seen:
                 self._seen.add(seq_id)
                 self._alive[seq_id] = seq
                 events.append({"kind": "arrive", "seq": seq_id, "prompt": seq.num_prompt_tokens})
-        for seq_id in [i for i, seq in self._alive.items() if seq.finish_reason == "abort"]:
-            del self._alive[seq_id]
-            events.append({"kind": "abort", "seq": seq_id})
+        for seq_id in [i for i, seq in self._alive.items() if seq.finish_reason is not None]:
+            seq = self._alive.pop(seq_id)
+            if seq.finish_reason == "abort":
+                events.append({"kind": "abort", "seq": seq_id})
+            else:
+                events.append({"kind": "finish", "seq": seq_id, "reason": seq.finish_reason,
+                               "generated": seq.num_output_tokens})  # fmt: skip
         return [{**event, "why": why(event)} for event in events]
+
+    def _left_over(self, engine) -> list[dict]:
+        """Arrivals and ends noted in steps that failed and so left no record."""
+        lost = self._open[: len(self._open) - len(engine.in_flight)]
+        del self._open[: len(lost)]
+        return [
+            event for record in lost for event in record["events"] if event["kind"] in ("arrive", "abort", "finish")
+        ]
 
     # files
 
@@ -127,13 +145,16 @@ class Trace:
     def load(cls, path: str | Path) -> Trace:
         """Read what ``save`` wrote. ValueError naming the line that is no record of this schema."""
         steps = []
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
             try:
                 step = json.loads(line)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
             if not isinstance(step, dict) or step.get("schema") != SCHEMA:
                 raise ValueError(f"{path}, line {number} is no trace record of schema {SCHEMA}")
+            missing = [name for name in FIELDS if name not in step]
+            if missing:
+                raise ValueError(f"{path}, line {number} is damaged: it lacks {', '.join(missing)}")
             for name in ("sequences", "block_tables"):
                 step[name] = {int(key): value for key, value in step[name].items()}
             steps.append(step)
@@ -150,6 +171,18 @@ def record(engine) -> Iterator[Trace]:
         yield trace
     finally:
         engine.observer = before
+
+
+def _pool(manager, seqs) -> tuple[list[int], list[int], list[int]]:
+    """Ref counts, free blocks and cached free ones; a block manager of your own may not tell them."""
+    if not hasattr(manager, "ref_counts"):
+        counts = [0] * manager.num_blocks
+        for seq in seqs:
+            for block in seq.block_table:
+                counts[block] += 1
+        return counts, [block for block, count in enumerate(counts) if not count], []
+    free = list(manager.free_blocks)
+    return list(manager.ref_counts), free, [block for block in free if manager.is_cached(block)]
 
 
 def _row(seq) -> dict:

@@ -1,7 +1,8 @@
 """The parts of an engine that can be replaced, as typing.Protocols. Needs no torch.
 
-``LLMEngine(config, scheduler=, block_manager=, runner=)`` takes any object with these methods:
-that is how a learner's own part runs the real model, and how an exercise is checked.
+``LLMEngine(config, scheduler=, block_manager=, runner=)`` takes any object with these methods, or,
+for the first two, its class (the sizes of the pool are the runner's to say). That is how a learner's
+own part runs the real model, and how an exercise is checked.
 """
 
 from __future__ import annotations

@@ -14,17 +14,17 @@ from collections.abc import Iterator
 from nanoengine.config import EngineConfig
 from nanoengine.engine.admission import make_sequence
 from nanoengine.engine.batch import build_batch
-from nanoengine.engine.block_manager import BlockManager
 from nanoengine.engine.postprocess import InFlight, StepOutput, end, land
-from nanoengine.engine.scheduler import make_scheduler
+from nanoengine.engine.scheduler import choose_parts
 from nanoengine.engine.sequence import Sequence
 
 
 class LLMEngine:
     """Token ids in, token ids out. Each part can be your own (engine.interfaces). Without a runner,
-    model_runner loads the model, with your sampler or attention. observer: a Trace."""
+    model_runner loads the model (your sampler, attention). observer: a Trace."""
 
-    def __init__(self, config: EngineConfig, *, runner=None, block_manager=None, scheduler=None, observer=None, **parts):
+    def __init__(self, config: EngineConfig, *, runner=None, block_manager=None, scheduler=None,
+                 observer=None, **parts):  # fmt: skip
         if runner is None:
             from nanoengine.engine.model_runner import ModelRunner  # the first line that needs torch
 
@@ -32,10 +32,7 @@ class LLMEngine:
         elif parts:
             raise TypeError(f"{', '.join(parts)}: a runner of your own brings its own parts")
         self.config, self.runner, self.observer = config, runner, observer
-        self.block_manager = block_manager or BlockManager(
-            runner.num_blocks, runner.block_size, enable_prefix_caching=config.enable_prefix_caching
-        )
-        self.scheduler = scheduler or make_scheduler(config, self.block_manager)
+        self.block_manager, self.scheduler = choose_parts(config, runner, block_manager, scheduler)
         self.sequences: dict[int, Sequence] = {}  # all that have not finished, by id, oldest first
         self.in_flight: list[InFlight] = []
         self._ids = itertools.count()
@@ -51,7 +48,8 @@ class LLMEngine:
 
     def abort(self, seq: Sequence) -> None:
         """End a request now. Its blocks go back at once, or when its step in flight lands."""
-        if self.sequences.pop(seq.seq_id, None) is not None:
+        if self.sequences.get(seq.seq_id) is seq:
+            del self.sequences[seq.seq_id]
             end(seq, "abort")
             self.scheduler.retire([seq])
 

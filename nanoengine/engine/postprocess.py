@@ -58,8 +58,8 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
     results = list(step.pending.result())
     logprobs = getattr(step.pending, "logprobs", None)
     batch, block_size, now = step.batch, manager.block_size, time.monotonic()
-    if len(results) != len(batch.seqs):
-        raise RuntimeError(f"the runner returned {len(results)} rows for a batch of {len(batch.seqs)}")
+    if len(results) != len(batch.seqs) or len(batch.sample_rows) < len(results) or not all(results):
+        _check_rows(results, batch)
     output = StepOutput(seqs=batch.seqs, new_tokens=results)
     for row, (seq, tokens, written) in enumerate(zip(batch.seqs, results, batch.context_lens.tolist(), strict=True)):
         seq.num_in_flight -= 1
@@ -108,10 +108,16 @@ def end(seq: Sequence, finish_reason: str, stop_reason: str | int | None = None)
         seq.detokenizer.finish()
 
 
+def _check_rows(results: list[list[int]], batch: Batch) -> None:
+    """RuntimeError if a runner (perhaps your own) brings tokens for other rows than the batch samples."""
+    if len(results) != len(batch.seqs):
+        raise RuntimeError(f"the runner returned {len(results)} rows for a batch of {len(batch.seqs)}")
+    found, sampled = [row for row, tokens in enumerate(results) if len(tokens)], batch.sample_rows.tolist()
+    if found != sampled:
+        raise RuntimeError(f"the runner returned tokens for rows {found}, but rows {sampled} sample one")
+
+
 def _count(batch: Batch, output: StepOutput) -> None:
-    if batch.is_decode:
-        output.num_decode_tokens = len(batch.seqs)
-        return
-    many = batch.query_lens > 1
-    output.num_prefill_tokens = int(batch.query_lens[many].sum())
-    output.num_decode_tokens = int((~many).sum())
+    sampled = batch.query_lens[batch.sample_rows]  # a chunk of one token that samples nothing is prefill
+    output.num_decode_tokens = len(sampled) if batch.is_decode else int((sampled == 1).sum())
+    output.num_prefill_tokens = len(batch.input_ids) - output.num_decode_tokens

@@ -184,6 +184,33 @@ class PrefillFirstScheduler(Scheduler):
         return plan
 
 
-def make_scheduler(config: EngineConfig, block_manager: BlockManager) -> Scheduler:
-    policy = {"token_budget": TokenBudgetScheduler, "prefill_first": PrefillFirstScheduler}[config.policy]
-    return policy(config, block_manager)
+POLICIES = {"token_budget": TokenBudgetScheduler, "prefill_first": PrefillFirstScheduler}
+
+
+def choose_parts(config: EngineConfig, runner, block_manager=None, scheduler=None):
+    """The block manager and the scheduler of an engine: yours, or those that the config names.
+
+    Each may be an object or a class; a class is called as ``(num_blocks, block_size)`` with the
+    runner's sizes, or as ``(config, block_manager)``. A scheduler object brings its own block manager.
+    Errors: ValueError if the parts do not fit together.
+    """
+    if block_manager is None:
+        block_manager = getattr(scheduler, "block_manager", None)
+    if block_manager is None:
+        block_manager = BlockManager(
+            runner.num_blocks, runner.block_size, enable_prefix_caching=config.enable_prefix_caching
+        )
+    elif isinstance(block_manager, type):
+        block_manager = block_manager(runner.num_blocks, runner.block_size)
+    if block_manager.block_size != runner.block_size or block_manager.num_blocks > runner.num_blocks:
+        raise ValueError(
+            f"block_manager has {block_manager.num_blocks} blocks of {block_manager.block_size} tokens, "
+            f"the runner's KV pool {runner.num_blocks} of {runner.block_size}: make it from the runner's sizes"
+        )
+    if scheduler is None:
+        scheduler = POLICIES[config.policy]
+    if isinstance(scheduler, type):
+        scheduler = scheduler(config, block_manager)
+    if getattr(scheduler, "block_manager", block_manager) is not block_manager:
+        raise ValueError("the scheduler uses another block_manager than the engine: pass the same one to both")
+    return block_manager, scheduler

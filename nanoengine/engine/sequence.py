@@ -81,7 +81,8 @@ class Sequence:
 
     @property
     def is_finished(self) -> bool:
-        return self.status is Status.FINISHED
+        """True from the moment an end was found (its last blocks may still wait for a step in flight)."""
+        return self.finish_reason is not None
 
     def restart(self) -> None:
         """Forget all progress but the tokens: the KV is gone and will be computed again."""
