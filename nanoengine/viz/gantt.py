@@ -27,9 +27,9 @@ def gantt(c: Canvas, state: State, lang: str, x: float, y: float, width: float) 
     seqs = lines_shown(state)
     rows = min(state.extent.sequences, MAX_LINES)
     left, top = x + 30, y + 22
-    each = (width - 34) / state.extent.steps
+    each = (width - 34) / state.extent.axis
     bottom = top + rows * ROW
-    for tick in _ticks(state.extent.steps, width):
+    for tick in _ticks(state.extent.axis, width):
         c.line(left + tick * each, top, left + tick * each, bottom + 3, LINE)
         c.text(left + (tick + 0.5) * each if each > 16 else left + tick * each, bottom + 16, str(tick), 11,
                fill=MUTED, anchor="middle")  # fmt: skip

@@ -12,11 +12,11 @@ from collections.abc import Sequence as Steps
 from nanoengine.viz.explain import describe
 from nanoengine.viz.frames import Stills, key_steps, language
 from nanoengine.viz.picture import PANES, WIDTH, check_panes, choose, render
-from nanoengine.viz.state import JUMPS, History
+from nanoengine.viz.state import JUMPS, History, share_extent
 from nanoengine.viz.words import check_lang, label
 
 SPEEDS = {"0.5×": 1600, "1×": 800, "2×": 400, "4×": 200}  # ms a step
-COMPARE_WIDTH = 480
+COMPARE_WIDTH = 440
 # Of a pair each picture is narrow; what both show is enough to compare two policies.
 COMPARE_PANES = ("why", "queues", "batch", "pool", "gantt")
 
@@ -56,6 +56,7 @@ class Player:
         check_lang(self.lang)
         runs = [trace] if compare is None else [trace, compare]
         self.histories = [History(run) for run in runs]
+        share_extent(self.histories)
         self.panes = tuple(panes or (PANES if compare is None else COMPARE_PANES))
         check_panes(self.panes)
         self.labels = labels
@@ -102,7 +103,7 @@ class Player:
         step = min(self.step, len(history) - 1)  # the shorter run stays at its end
         state = history.before(step) if self.hidden else history.at(step)
         chosen = self.sequence.value
-        selected = chosen if chosen in state.letters else choose(state, None)
+        selected = chosen if chosen in state.letters.values() else choose(state, None)
         width = WIDTH if len(self.histories) == 1 else COMPARE_WIDTH
         return render(state, self.lang, panes=self.panes, selected=selected, width=width, uid=f"{id(self)}/{i}")
 
@@ -161,13 +162,19 @@ class Player:
         say = lambda key: label(self.lang, key)  # noqa: E731 - it is only a shorter name here
         self.views = [w.HTML() for _ in self.histories]
         self.play = w.Play(value=start, max=self.steps - 1, interval=800, tooltip=say("play"), layout={"width": "auto"})
-        self.slider = w.IntSlider(value=start, max=self.steps - 1, description="", layout={"flex": "1 1 220px"})
+        self.slider = w.IntSlider(
+            style={"description_width": "auto"},
+            value=start,
+            max=self.steps - 1,
+            description=say("slider"),
+            layout={"flex": "1 1 260px"},
+        )
         w.jslink((self.play, "value"), (self.slider, "value"))
         self.back, self.forward = (
             w.Button(icon=icon, tooltip=say(key), layout={"width": "38px"})
             for icon, key in (("step-backward", "back"), ("step-forward", "forward"))
         )
-        self.speed = _choice(w, say("speed"), [(name, ms) for name, ms in SPEEDS.items()], 800, 56)
+        self.speed = _choice(w, say("speed"), list(SPEEDS.items()), 800, 56)
         kinds = [(say(f"jump_{kind}"), kind) for kind in ("any", *JUMPS)]
         self.kind = _choice(w, say("jump"), kinds, "any", 110)
         self.go = w.Button(icon="fast-forward", tooltip=say("jump"), layout={"width": "38px"})

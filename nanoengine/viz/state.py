@@ -7,7 +7,7 @@ tokens are known), ``History.before(i)`` the state that the scheduler saw, for "
 from __future__ import annotations
 
 from collections.abc import Sequence as Steps
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import ascii_uppercase
 
 # What a jump can stop at; "any" is their union.
@@ -26,13 +26,15 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Sizes over the whole trace, so that a picture keeps its size from step to step."""
+    """Sizes over the whole trace, so that a picture keeps its size from step to step.
+
+    axis: steps on the timeline, more than ``steps`` where a longer run stands beside this one.
+    """
 
     steps: int
+    axis: int
     sequences: int
     table: int  # blocks in the longest block table
-    waiting: int
-    running: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,9 @@ class History:
             self._read_phases(i, step, preempted)
         self.extent = Extent(
             steps=len(self.steps),
+            axis=len(self.steps),
             sequences=len(ids),
             table=max((len(table) for step in self.steps for table in step["block_tables"].values()), default=0),
-            waiting=max(len(step["waiting"]) for step in self.steps),
-            running=max(len(step["running"]) for step in self.steps),
         )
 
     def __len__(self) -> int:
@@ -148,6 +149,13 @@ class History:
         """Steps with an event of ``kind`` ("admit", "hit", "preempt", "finish" or "any")."""
         wanted = JUMPS if kind == "any" else (kind,)
         return [i for i, step in enumerate(self.steps) if any(event["kind"] in wanted for event in step["events"])]
+
+
+def share_extent(histories: list[History]) -> None:
+    """Give runs that stand side by side one scale: the same axis, the same room for lines and tables."""
+    shared = {name: max(getattr(h.extent, name) for h in histories) for name in ("axis", "sequences", "table")}
+    for history in histories:
+        history.extent = replace(history.extent, **shared)
 
 
 def _seen(step: dict) -> list[int]:

@@ -74,6 +74,7 @@ LABELS: dict[str, dict[str, str]] = {
         "stop": ". ",
         "join": " ",
         # player
+        "slider": "step",
         "play": "play",
         "back": "step back",
         "forward": "step forward",
@@ -156,6 +157,7 @@ LABELS: dict[str, dict[str, str]] = {
         "colon": "\uff1a",
         "stop": "\u3002",
         "join": "",
+        "slider": "步",
         "play": "播放",
         "back": "后退一步",
         "forward": "前进一步",
