@@ -142,7 +142,8 @@ class LLM:
         engine, seqs = self._engine(), []
         prompts = prompt_list(prompts)
         try:
-            for prompt, params in zip(prompts, params_list(sampling_params, len(prompts), SamplingParams()), strict=True):
+            wanted = params_list(sampling_params, len(prompts), SamplingParams())
+            for prompt, params in zip(prompts, wanted, strict=True):
                 text, ids = prompt_parts(prompt, self.tokenizer.encode)
                 detokenizer = self._detokenizer(params) if incremental or getattr(params, "stop", ()) else None
                 seqs.append(engine.add_request(ids, params, prompt=text, detokenizer=detokenizer))

@@ -46,7 +46,7 @@ def params_list(params, count: int, default) -> list:
         return [default] * count
     if isinstance(params, (list, tuple)):
         if len(params) != count:
-            raise ValueError(f"sampling_params has {len(params)} entries for {count} prompts: give one, or one a prompt")
+            raise ValueError(f"sampling_params has {len(params)} entries for {count} prompts: give one, or one each")
         return list(params)
     return [params] * count
 

@@ -16,6 +16,7 @@ from pathlib import Path
 INDEX_NAME = "model.safetensors.index.json"
 CONVERTED_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 _FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_METADATA = "__metadata__"  # the one key of a header that is no tensor
 _HEADER_LIMIT = 100_000_000  # bytes; the format's own bound
 
 
@@ -43,14 +44,10 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
             )
         try:
             header = json.loads(stream.read(length))
-        except ValueError as error:
-            raise ValueError(f"{file} is damaged: its header is not valid JSON ({error})") from None
-    entries = {}
-    for name, raw in sorted(header.items(), key=_begin):
-        if name == "__metadata__":
-            continue
-        begin, end = raw["data_offsets"]
-        entry = TensorEntry(file, raw["dtype"], tuple(raw["shape"]))
+            entries = [_parse(file, name, raw) for name, raw in header.items() if name != _METADATA]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file} is damaged: its header cannot be read ({error!r})") from None
+    for end, begin, name, entry in sorted(entries, key=lambda parsed: parsed[0]):
         if 8 + length + end > size:
             raise ValueError(
                 f"{file} is cut short: tensor {name} ends at byte {8 + length + end}, the file at byte {size}. "
@@ -59,12 +56,12 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
         width = _FLOAT_BYTES.get(entry.dtype)
         if width is not None and end - begin != width * math.prod(entry.shape):
             raise ValueError(f"{file} is damaged: tensor {name} {entry.shape} {entry.dtype} holds {end - begin} bytes")
-        entries[name] = entry
-    return entries
+    return {name: entry for _, _, name, entry in entries}
 
 
-def _begin(item: tuple[str, dict]) -> int:
-    return item[1].get("data_offsets", (0,))[0]
+def _parse(file: Path, name: str, raw: dict) -> tuple[int, int, str, TensorEntry]:
+    begin, end = map(int, raw["data_offsets"])
+    return end, begin, name, TensorEntry(file, raw["dtype"], tuple(map(int, raw["shape"])))
 
 
 def list_tensors(folder: Path) -> dict[str, TensorEntry]:

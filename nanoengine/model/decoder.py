@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nanoengine.model.config import ModelConfig
-from nanoengine.model.layers import PackedLinear, RMSNorm, RotaryTable, rotate
+from nanoengine.model.layers import PackedLinear, RMSNorm, RotaryTable, linear, rotate
 
 
 class Attention(nn.Module):
@@ -92,7 +92,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [S, hidden_size] -> float32 [S, vocab_size]. Ask only for rows that sample."""
-        return F.linear(hidden, self.lm_head).float()
+        return linear(hidden, self.lm_head).float()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy checkpoint tensors (Hugging Face names) into the packed parameters.

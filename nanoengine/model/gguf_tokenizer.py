@@ -51,6 +51,10 @@ def write_tokenizer(path: Path, reader: gguf.GGUFReader, folder: Path) -> None:
     kinds = _value(reader, "ggml.token_type") or [_NORMAL] * len(tokens)
     if len(kinds) != len(tokens):
         raise ValueError(f"{path}: tokenizer.ggml.token_type lists {len(kinds)} kinds for {len(tokens)} tokens")
+    for key in ("bos", "eos", "eot", "eom", "unknown", "padding"):
+        i = _value(reader, f"ggml.{key}_token_id")
+        if i is not None and not 0 <= i < len(tokens):
+            raise ValueError(f"{path}: tokenizer.ggml.{key}_token_id is {i}, but there are {len(tokens)} tokens")
     model = _value(reader, "ggml.model")
     vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
     if model == "gpt2":
@@ -86,7 +90,11 @@ def _byte_level(path: Path, reader: gguf.GGUFReader, vocab: dict[str, int]) -> T
         raise ValueError(f"{path}: the metadata key tokenizer.ggml.merges is missing")
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     # Llama 3 looks a whole word up before it merges: some of its words no merge leads to.
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre == "llama-bpe"))
+    try:
+        model = models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre == "llama-bpe")
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"{path}: tokenizer.ggml.merges does not fit the tokens: {error}") from error
+    tokenizer = Tokenizer(model)
     if pre in _DIGITS:
         words = pre_tokenizers.Split(Regex(_WORDS % _DIGITS[pre]), "isolated")
         bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -147,7 +155,7 @@ def _config(reader: gguf.GGUFReader, tokens: list[str]) -> dict[str, Any]:
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
         i = _value(reader, f"ggml.{key}_token_id")
-        if i is not None and i < len(tokens):
+        if i is not None:
             config[f"{name}_token"] = tokens[i]
     template = _value(reader, "chat_template")
     if template:

@@ -11,6 +11,18 @@ from torch import nn
 from nanoengine.model.config import ModelConfig
 
 
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [T, in] times weight [out, in] transposed, plus bias [out].
+
+    For a few rows in float32 on a CPU, MKL is 1.2 to 1.9 times faster with the weight as the left
+    operand (16 rows, 2 threads, the embedded model's sizes, 2026-11-29); from some 100 rows on it is not.
+    """
+    if x.device.type == "cpu" and x.dtype == torch.float32 and 1 < x.shape[0] <= 64:
+        out = torch.mm(weight, x.t()).t().contiguous()
+        return out if bias is None else out.add_(bias)
+    return F.linear(x, weight, bias)
+
+
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x**2) + eps) * weight, over the last axis (Zhang and Sennrich 2019)."""
 
@@ -43,7 +55,7 @@ class PackedLinear(nn.Module):
         getattr(self, kind).data[self.rows[part]].copy_(value)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 def rope_frequencies(config: ModelConfig) -> torch.Tensor:

@@ -9,7 +9,8 @@ from tokenizers import pre_tokenizers
 
 from nanoengine.model import gguf_file
 from nanoengine.model.config import load_model_config
-from nanoengine.model.gguf_file import convert_gguf, llama3_divisors, unpermute
+from nanoengine.model.gguf_file import convert_gguf, unpermute
+from nanoengine.model.gguf_metadata import llama3_divisors
 from nanoengine.model.tokenizer import load_tokenizer
 from nanoengine.model.weights import read_weights
 
@@ -146,6 +147,9 @@ def test_unpermute_undoes_llama_cpps_order(heads, dim, tail):
         ({"tokenizer__ggml__model": "bert"}, ["tokenizer.ggml.model", "bert"]),
         ({"tokenizer__ggml__tokens": None}, ["tokenizer.ggml.tokens", "missing"]),
         ({"tokenizer__ggml__merges": None}, ["tokenizer.ggml.merges", "missing"]),
+        ({"tokenizer__ggml__merges": ["h zz"]}, ["tokenizer.ggml.merges", "zz"]),
+        ({"tokenizer__ggml__eos_token_id": 9999}, ["tokenizer.ggml.eos_token_id is 9999"]),
+        ({"llama__attention__head_count": [4, 4]}, ["llama.attention.head_count", "[4, 4]"]),
     ],
 )
 def test_what_cannot_be_converted_is_named(tmp_path, llama_arrays, options, words):
@@ -169,6 +173,13 @@ def test_a_file_cut_short_names_the_tensor(tmp_path, llama_arrays):
         path.write_bytes(data[:length])
         with pytest.raises(ValueError, match=r"small\.gguf"):
             convert_gguf(path, tmp_path / "out", progress=False)
+
+
+def test_a_damaged_text_is_an_error_with_the_files_name(tmp_path, llama_arrays):
+    path = write_gguf(tmp_path / "small.gguf", "llama", llama_arrays)
+    path.write_bytes(path.read_bytes().replace(b"<|im_start|>", b"<|im_st\xff\xff\xff|>"))
+    with pytest.raises(ValueError, match=r"small\.gguf is damaged: a text in its metadata is not UTF-8"):
+        convert_gguf(path, tmp_path / "out", progress=False)
 
 
 def test_no_gguf_file(tmp_path):

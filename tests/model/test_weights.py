@@ -100,9 +100,10 @@ def test_a_truncated_file_is_named(tmp_path, state, kept):
 
 def test_a_damaged_header_is_named(tmp_path):
     file = tmp_path / "model.safetensors"
-    file.write_bytes((8).to_bytes(8, "little") + b'{"a": 1,' + bytes(100))
-    with pytest.raises(ValueError, match=r"model\.safetensors is damaged: its header"):
-        read_header(file)
+    for text in ('{"a": 1,', '{"a": 1}', '{"a": {"dtype": "F32", "shape": [3]}}', "[]", '"a"'):
+        file.write_bytes(len(text).to_bytes(8, "little") + text.encode() + bytes(100))
+        with pytest.raises(ValueError, match=r"model\.safetensors is damaged: its header"):
+            read_header(file)
     header = json.dumps({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}).encode()
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(ValueError, match=r"tensor a \(3,\) F32 holds 8 bytes"):
