@@ -1,9 +1,14 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from nanoengine.model.embedded import embedded_model_folder
 from nanoengine.model.tokenizer import Tokenizer, load_tokenizer
+
+# A shared machine may stop for longer than hypothesis' 200 ms an example.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")
