@@ -99,3 +99,34 @@ def cached(manager: BlockManager, tokens, num_written: int | None = None, seq_id
     seq.num_computed_tokens = len(seq.token_ids) if num_written is None else num_written
     manager.commit(seq, seq.num_computed_tokens)
     return seq
+
+
+class Recorder(SlotRunner):
+    """Keeps of each batch, row by row: (seq_id, tokens computed, whether it samples)."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.steps: list[list[tuple[int, int, bool]]] = []
+
+    def launch(self, batch):
+        lens = batch.query_lens.tolist()
+        sampled = set(batch.sample_rows.tolist())
+        self.steps.append(
+            [(s.seq_id, n, row in sampled) for row, (s, n) in enumerate(zip(batch.seqs, lens, strict=True))]
+        )
+        return super().launch(batch)
+
+
+def recorded(num_blocks, block_size, **kwargs):
+    return engine(runner=Recorder(num_blocks, block_size, 50), **kwargs)
+
+
+def add(eng, prompt, max_tokens=8, **kwargs):
+    return eng.add_request(prompt, SamplingParams(max_tokens=max_tokens, **kwargs))
+
+
+def done(eng, seqs):
+    finish(eng)
+    for seq in seqs:
+        assert_right(eng, seq)
+    assert_empty(eng)
