@@ -155,8 +155,11 @@ class Trace:
             missing = [name for name in FIELDS if name not in step]
             if missing:
                 raise ValueError(f"{path}, line {number} is damaged: it lacks {', '.join(missing)}")
-            for name in ("sequences", "block_tables"):
-                step[name] = {int(key): value for key, value in step[name].items()}
+            try:
+                for name in ("sequences", "block_tables"):
+                    step[name] = {int(key): value for key, value in step[name].items()}
+            except (AttributeError, ValueError) as error:
+                raise ValueError(f"{path}, line {number} is damaged: {name} has no ids as keys ({error})") from None
             steps.append(step)
         return cls(steps)
 

@@ -199,15 +199,15 @@ def test_a_prompt_larger_than_the_pool_is_refused_at_once_and_blocks_nobody():
     assert seq.num_output_tokens == 1
 
 
+def failing_tokens():
+    yield 1
+    raise OSError("disk")
+
+
 def test_a_generator_that_fails_queues_nothing():
     eng = engine()
-
-    def tokens():
-        yield 1
-        raise OSError("disk")
-
     with pytest.raises(OSError, match="disk"):
-        eng.add_request(tokens())
+        eng.add_request(failing_tokens())
     assert_empty(eng)
 
 
