@@ -30,12 +30,16 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """float32 [S, vocab_size]: -log e, e ~ Exp(1), from int64 seeds [S] and positions [S] alone."""
+    """float32 [S, vocab_size]: -log e, e ~ Exp(1), from int64 seeds [S] and positions [S] alone.
+
+    Always finite. With u uniform, e = -log(1 - u): the winner of the race is the smallest e, and there u
+    is near 0, where float32 is fine-grained. (u = 1 would be an infinite e; near 1 float32 rounds to it.)
+    """
     rows = _mix(seeds + _mix(positions + _signed(_C1)))
     tokens = torch.arange(1, vocab_size + 1, device=seeds.device) * _signed(_GOLDEN)
-    bits = _mix(rows[:, None] + tokens) >> 40 & (2**24 - 1)
-    uniform = (bits.float() + 0.5) * 2.0**-24  # never 0 or 1
-    return -torch.log(-torch.log(uniform))
+    bits = _mix(rows[:, None] + tokens) >> 11 & (2**53 - 1)
+    uniform = bits.float().add_(0.5).mul_(2.0**-53).clamp_(max=1 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
 class _Rows:
@@ -166,6 +170,8 @@ def truncate(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min
     ranks = torch.arange(scores.shape[-1], device=scores.device)
     keep = (ranks < top_k) | (top_k == 0)
     probs = values.masked_fill(~keep, -torch.inf).softmax(-1)
-    keep &= (probs.cumsum(-1) - probs < top_p) & (probs >= min_p * probs[:, :1])
+    before = probs.cumsum(-1) - probs
+    keep &= (before < top_p) | (top_p >= 1)  # rounded sums pass 1 before the last token
+    keep &= probs >= min_p * probs[:, :1]
     keep[:, 0] = True
     return torch.full_like(scores, -torch.inf).scatter_(-1, order, values.masked_fill(~keep, -torch.inf))
