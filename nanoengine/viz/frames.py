@@ -37,14 +37,17 @@ def image(svg: str, alt: str) -> str:
 
 @dataclass(frozen=True)
 class Stills:
-    """Pictures that a notebook shows as the value of a cell. states: one picture each."""
+    """Pictures that a notebook shows as the value of a cell.
+
+    states: one picture each. first: if given, only that state is shown open, above the others, each a line to click.
+    """
 
     states: tuple[State, ...]
     lang: str
     panes: tuple[str, ...] = PANES
     selected: int | str | None = None
     width: int = WIDTH
-    folded: bool = False
+    first: State | None = None
 
     def svgs(self) -> list[str]:
         return [
@@ -53,17 +56,17 @@ class Stills:
         ]
 
     def html(self) -> str:
-        """All pictures; where ``folded`` only the first is open, the others are a line to click."""
-        parts = []
-        for i, (state, svg) in enumerate(zip(self.states, self.svgs(), strict=True)):
+        """All pictures, as HTML that sanitisers leave alone."""
+        opened, folded = [], []
+        for state, svg in zip(self.states, self.svgs(), strict=True):
             picture = image(svg, describe(state, self.lang))
-            if not self.folded or i == 0:
-                parts.append(f"<div>{picture}</div>")
+            if self.first in (None, state):
+                opened.append(f"<div>{picture}</div>")
             else:
                 name = label(self.lang, "frame", step=state.index) + LABELS[self.lang]["colon"]
                 line = escape(name + explain(state, self.lang)[0])
-                parts.append(f"<details><summary>{line}</summary>{picture}</details>")
-        return "".join(parts)
+                folded.append(f"<details><summary>{line}</summary>{picture}</details>")
+        return "".join(opened + folded)
 
     def text(self) -> str:
         return "\n".join(describe(state, self.lang) for state in self.states)

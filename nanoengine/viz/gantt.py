@@ -57,8 +57,9 @@ def _line(c: Canvas, state: State, lang: str, seq: int, x: float, left: float, y
     for run in state.runs[seq]:
         start, w = left + run.first * each, (run.last - run.first + 1) * each - gap
         phase_box(c, run.phase, start + gap / 2, y + 3, max(w, 0.5), ROW - 7, number)
-        hit = each >= 12 and any(kind == "hit" and step == run.first for step, kind in state.marks[seq])
-        _name(c, lang, run, start + (12 if hit else 0), w - (12 if hit else 0), y)
+        marked = each >= 12 and any(kind in ("hit", "preempt") and step == run.first for step, kind in state.marks[seq])
+        room = 0.0 if not marked else 12.0 if run.phase != "preempted" else each / 2 + 8
+        _name(c, lang, run, start + room, w - room, y)
     for step, kind in state.marks[seq]:
         # A hit stands where the step begins, an end where it is over.
         at = {"hit": step, "preempt": step + 0.5}.get(kind, step + 1)
@@ -69,7 +70,7 @@ def _line(c: Canvas, state: State, lang: str, seq: int, x: float, left: float, y
 def _name(c: Canvas, lang: str, run: Run, start: float, w: float, y: float) -> None:
     if run.phase in ("prefill", "decode", "preempted"):
         full = label(lang, run.phase)
-        if text_width(full, 11) + 32 <= w:
+        if text_width(full, 11) + 14 <= w:
             c.text(start + w / 2, y + 14.5, full, 11, anchor="middle")
         elif run.phase != "preempted" and w >= 18:
             c.text(start + w / 2, y + 14.5, run.phase[0].upper(), 11, anchor="middle")

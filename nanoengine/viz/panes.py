@@ -76,7 +76,9 @@ def queues(c: Canvas, state: State, lang: str, x: float, y: float, width: float)
     left, height = x, 66
     for (key, seqs), share in zip(columns, (0.3, 0.42, 0.28), strict=True):
         w = (width - 2 * between) * share
-        note = f"{len(seqs)} · {label(lang, 'progress')}" if key == "running" and seqs else str(len(seqs))
+        note = f"{len(seqs)} · {label(lang, 'progress')}"
+        if key != "running" or not seqs or text_width(note, 11) + 70 > w:
+            note = str(len(seqs))
         heading(c, left, y + 12, label(lang, key), note, w)
         c.rect(left, y + 22, w, height - 22, PANEL, rx=6)
         _chips(c, state, lang, key, seqs, left + 8, y + 33, w - 16)

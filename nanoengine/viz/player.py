@@ -120,7 +120,9 @@ class Player:
         kept = []
         for history in self.histories:
             states = tuple(history.at(step) for step in key_steps(history, 3))
-            kept.append(Stills(states, self.lang, self.panes, None, width, folded=True))
+            telling = key_steps(history, 1)[0]
+            first = next(state for state in states if state.index == telling)
+            kept.append(Stills(states, self.lang, self.panes, None, width, first))
         return kept
 
     def bundles(self) -> list[dict]:

@@ -59,7 +59,7 @@ LABELS: dict[str, dict[str, str]] = {
         "prefill": "prefill",
         "decode": "decode",
         "gantt": "Timeline",
-        "gantt_more": "{n} more requests are not drawn ({active} unfinished, {done} finished)",
+        "gantt_more": "Not drawn: {n} more ({active} unfinished, {done} finished)",
         "idle": "pausing",
         "preempted": "preempted",
         "key_hit": "cache hit",
@@ -250,7 +250,7 @@ def check_lang(lang: str) -> None:
         raise ValueError(f"lang is {lang!r}; pictures speak {' and '.join(map(repr, LANGS))}")
 
 
-def _typeset(text: str, lang: str) -> str:
+def typeset(text: str, lang: str) -> str:
     """Chinese punctuation is as wide as a character; the tables above are typed with what keyboards have."""
     if lang != "zh":
         return text
@@ -260,7 +260,7 @@ def _typeset(text: str, lang: str) -> str:
 def label(lang: str, key: str, **values) -> str:
     """A short text of the picture."""
     check_lang(lang)
-    return _typeset(LABELS[lang][key].format(**values), lang)
+    return typeset(LABELS[lang][key].format(**values), lang)
 
 
 def sentence(lang: str, key: str, **values) -> str:
@@ -268,7 +268,7 @@ def sentence(lang: str, key: str, **values) -> str:
     check_lang(lang)
     if key not in SENTENCES[lang]:
         raise ValueError(f"no sentence for {key!r}; known: {', '.join(SENTENCES[lang])}")
-    return _typeset(SENTENCES[lang][key].format(**values), lang)
+    return typeset(SENTENCES[lang][key].format(**values), lang)
 
 
 def listing(lang: str, names: list[str], limit: int = 8) -> str:
