@@ -55,8 +55,6 @@ class LLM:
         self.config = EngineConfig(
             **{"vocab_size": files.config.vocab_size, "eos_token_ids": files.config.eos_token_ids} | settings
         )
-        if self.config.tensor_parallel_size > 1:
-            raise ValueError(f"tensor_parallel_size={self.config.tensor_parallel_size}: only 1 is implemented so far")
         self.tokenizer = self._load_tokenizer(tokenizer, files)
         if "runner" not in parts:
             parts |= {"model": files}
@@ -73,16 +71,16 @@ class LLM:
         Ctrl-C ends the call between two steps; its requests are aborted and hold no block.
         """
         seqs = self._add_all(prompts, sampling_params, incremental=False)
-        bar = tqdm(total=len(seqs), desc="requests", disable=not use_tqdm or not seqs, dynamic_ncols=True)
         try:
+            bar = tqdm(total=len(seqs), desc="requests", disable=not use_tqdm or not seqs, dynamic_ncols=True)
             with bar, interruptible() as check, _counting(bar) as count:
-                left = {seq.seq_id for seq in seqs}
+                ours, left = set(seqs), list(seqs)
                 while left:
                     check()
                     out = self._engine().step()
-                    done = [seq for seq in out.finished if seq.seq_id in left]
-                    left.difference_update(seq.seq_id for seq in done)
-                    count(out, len(done))
+                    while left and left[-1].finish_reason is not None:
+                        left.pop()
+                    count(out, sum(seq in ours for seq in out.finished))
         finally:
             self._abort(seqs)
         return [self._output(seq, index) for index, seq in enumerate(seqs)]
@@ -92,7 +90,8 @@ class LLM:
 
         Text that may still become part of a stop string, or is half a character, is held back. The
         deltas of a request join to its final ``text``. Leaving the loop aborts what is unfinished.
-        The requests are checked and queued at once, not at the first item.
+        The requests are checked and queued at once, not at the first item. Streams may be read in
+        turns, and generate may be called in between: each goes on where it was.
         """
         seqs = self._add_all(prompts, sampling_params, incremental=True)
         return self._stream(seqs)
@@ -140,15 +139,15 @@ class LLM:
     def _add_all(self, prompts, sampling_params, *, incremental: bool) -> list[Sequence]:
         """Queue all requests of one call, or none: one that is refused takes the others back."""
         engine, seqs = self._engine(), []
-        prompts = prompt_list(prompts)
+        prompts, before = prompt_list(prompts), set(engine.sequences)
         try:
             wanted = params_list(sampling_params, len(prompts), SamplingParams())
             for prompt, params in zip(prompts, wanted, strict=True):
                 text, ids = prompt_parts(prompt, self.tokenizer.encode)
                 detokenizer = self._detokenizer(params) if incremental or getattr(params, "stop", ()) else None
                 seqs.append(engine.add_request(ids, params, prompt=text, detokenizer=detokenizer))
-        except BaseException:
-            self._abort(seqs)
+        except BaseException:  # by what is new in the engine: Ctrl-C may come before the append
+            self._abort([seq for seq in engine.sequences.values() if seq.seq_id not in before])
             raise
         return seqs
 
@@ -160,27 +159,33 @@ class LLM:
                                       skip_special_tokens=params.skip_special_tokens)  # fmt: skip
 
     def _stream(self, seqs: list[Sequence]) -> Iterator[RequestOutput]:
-        index = {seq.seq_id: i for i, seq in enumerate(seqs)}
-        shown = dict.fromkeys(index, 0)
+        # Items follow the sequences, not this loop's steps: steps of other calls bring tokens, too.
+        left, num_tokens, num_chars = dict(enumerate(seqs)), [0] * len(seqs), [0] * len(seqs)
         try:
-            while any(seq.finish_reason is None for seq in seqs):
-                with interruptible() as check:
-                    out = self._engine().step()
-                    check()
-                for seq, tokens in zip(out.seqs, out.new_tokens, strict=True):
-                    if tokens and seq.seq_id in index:
-                        item = self._output(seq, index[seq.seq_id])
-                        item.delta = item.text[shown[seq.seq_id] :]
-                        shown[seq.seq_id] = len(item.text)
-                        yield item
+            while left:
+                for i, seq in list(left.items()):
+                    if seq.finish_reason is not None:
+                        del left[i]
+                    elif seq.num_output_tokens == num_tokens[i]:
+                        continue
+                    item = self._output(seq, i)
+                    item.delta = item.text[num_chars[i] :]
+                    num_tokens[i], num_chars[i] = len(item.token_ids), len(item.text)
+                    yield item
+                if left:
+                    with interruptible():
+                        self._engine().step()
         finally:
             self._abort(seqs)
 
     def _abort(self, seqs: list[Sequence]) -> None:
+        """End what has not ended; with nothing else to do, land the step in flight: it holds blocks."""
         if self.engine is not None:
             for seq in seqs:
                 if seq.finish_reason is None:
                     self.engine.abort(seq)
+            while self.engine.in_flight and not self.engine.sequences:
+                self.engine.step()
 
     def _chat_prompts(self, messages, kwargs: dict | None) -> list[dict]:
         texts = [self.tokenizer.apply_chat_template(talk, **(kwargs or {})) for talk in conversations(messages)]
@@ -217,20 +222,22 @@ class LLM:
 
 @contextmanager
 def interruptible():
-    """Take Ctrl-C between steps: yields a function that raises KeyboardInterrupt if it was pressed.
+    """Take Ctrl-C between steps: yields a function that does, if it was pressed, what Ctrl-C did before.
 
-    A second Ctrl-C does not wait. Only the main thread gets signals; elsewhere nothing is changed.
+    That is to raise KeyboardInterrupt, unless someone set another handler. A press during the last
+    step counts at the end; a second one does not wait. Only the main thread gets signals; elsewhere
+    nothing is changed.
     """
     pressed: list[int] = []
 
     def remember(number, frame):
-        if pressed:
-            raise KeyboardInterrupt
         pressed.append(number)
+        if len(pressed) > 1:
+            previous(number, frame)
 
     def check():
         if pressed:
-            raise KeyboardInterrupt
+            previous(pressed.pop(), None)
 
     main = threading.current_thread() is threading.main_thread()
     previous = signal.getsignal(signal.SIGINT) if main else None
@@ -242,6 +249,7 @@ def interruptible():
         yield check
     finally:
         signal.signal(signal.SIGINT, previous)
+    check()
 
 
 @contextmanager

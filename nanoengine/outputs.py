@@ -41,6 +41,10 @@ class RequestOutput:
             raise KeyError(name)
         return getattr(self, name)
 
+    def __iter__(self):
+        """The names, as a dict has it: ``"text" in out``."""
+        return iter(self.keys())
+
     def keys(self):
         return self.__dataclass_fields__.keys()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
@@ -20,8 +21,8 @@ def prompt_list(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
     )
 
 
-def prompt_parts(prompt: Prompt, encode) -> tuple[str | None, list[int]]:
-    """(text or None, token ids) of one prompt; ``encode`` turns text into ids."""
+def prompt_parts(prompt: Prompt, encode) -> tuple[str | None, Iterable[int]]:
+    """(text or None, token ids) of one prompt; ``encode`` turns text into ids. The ids are not checked yet."""
     if isinstance(prompt, dict):
         unknown = set(prompt) - {"prompt", "prompt_token_ids"}
         if unknown or not prompt:
@@ -36,7 +37,7 @@ def prompt_parts(prompt: Prompt, encode) -> tuple[str | None, list[int]]:
     if isinstance(prompt, str):
         return prompt, encode(prompt)
     if hasattr(prompt, "__iter__") and not isinstance(prompt, bytes):
-        return None, list(prompt)
+        return None, prompt  # not list(prompt): it may have no end
     return _no_prompt(prompt)
 
 
@@ -68,7 +69,8 @@ def conversations(messages) -> list[list[dict[str, Any]]]:
 
 def _is_ids(prompts) -> bool:
     if isinstance(prompts, (list, tuple)):
-        return bool(prompts) and all(hasattr(x, "__index__") for x in prompts)
+        # an array has __index__, too, but is a prompt of its own
+        return bool(prompts) and all(hasattr(x, "__index__") and not getattr(x, "ndim", 0) for x in prompts)
     return hasattr(prompts, "dtype") and getattr(prompts, "ndim", None) == 1  # a numpy or torch vector
 
 

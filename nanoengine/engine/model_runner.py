@@ -13,7 +13,7 @@ from nanoengine.engine.batch import Batch
 from nanoengine.engine.device import cpu_kv_bytes, pick_device, pick_dtype
 from nanoengine.model.decoder import Decoder
 from nanoengine.model.resolve import ModelFiles, resolve_model
-from nanoengine.model.sampler import Sampler
+from nanoengine.model.sampler import Sampler, report_logprobs
 from nanoengine.model.weights import dummy_weights, read_weights
 
 
@@ -43,8 +43,11 @@ class ModelRunner:
     """
 
     def __init__(self, config: EngineConfig, *, model=None, load_format: str = "auto", sampler=None, attention=None):
+        if config.tensor_parallel_size > 1:
+            raise ValueError(f"tensor_parallel_size={config.tensor_parallel_size}: only 1 is implemented so far")
         self.device = pick_device(config.device)
         if isinstance(model, Decoder):
+            _check_limits(config, model.config.vocab_size, len(model.rope.cos))
             self.model = model.to(self.device)
         else:
             self.model = load_decoder(model, load_format, config, self.device)
@@ -68,8 +71,8 @@ class ModelRunner:
         logits = self.model.logits(hidden[rows])
         wants = any(seq.params.logprobs is not None for seq in seqs)
         raw = logits.clone() if wants else None
-        tokens = self.sampler(logits, seqs, batch.sample_positions) if seqs else rows
-        logprobs = self.sampler.logprobs(raw, seqs, tokens) if wants else None
+        tokens = self._sampled(logits, seqs, batch.sample_positions) if seqs else rows
+        logprobs = report_logprobs(raw, seqs, tokens) if wants else None
         self._previous = torch.zeros(len(batch.seqs), dtype=torch.int64, device=self.device)
         self._previous[torch.from_numpy(batch.sample_rows).to(self.device)] = tokens
         return PendingTokens(len(batch.seqs), batch.sample_rows, tokens, logprobs)
@@ -84,6 +87,16 @@ class ModelRunner:
         positions = torch.from_numpy(batch.positions).to(self.device)
         metadata = self.attention.prepare(batch, self.block_size, self.device)
         return self.model(ids, positions, self.attention, self._layer_caches, metadata)
+
+    def _sampled(self, logits: torch.Tensor, seqs, positions: np.ndarray) -> torch.Tensor:
+        """The sampler's int64 token ids [S]; RuntimeError if a sampler of your own brings something else."""
+        tokens = torch.as_tensor(self.sampler(logits, seqs, positions), device=self.device)
+        if tokens.shape != (len(seqs),) or tokens.dtype.is_floating_point or tokens.dtype == torch.bool:
+            raise RuntimeError(
+                f"the sampler returned {tokens.dtype} of shape {list(tokens.shape)}, "
+                f"expected one integer token id for each of the {len(seqs)} rows"
+            )
+        return tokens.long()
 
     def _blocks_that_fit(self, config: EngineConfig) -> int:
         block_bytes = self.model_config.kv_bytes_per_token(self.dtype.itemsize) * self.block_size
@@ -102,13 +115,22 @@ class ModelRunner:
             torch.cuda.empty_cache()
 
 
+def _check_limits(config: EngineConfig, vocab_size: int, positions: int) -> None:
+    """A request that the engine lets in must not ask the model for what it does not have."""
+    if config.max_model_len > positions:
+        raise ValueError(f"max_model_len={config.max_model_len} is more than the model's {positions} positions")
+    if config.vocab_size is None or config.vocab_size > vocab_size:
+        raise ValueError(
+            f"vocab_size={config.vocab_size}, but the model has {vocab_size} tokens: ids beyond are to be refused, "
+            f"so make EngineConfig(vocab_size={vocab_size}) (LLM does it by itself)"
+        )
+
+
 def load_decoder(model, load_format: str, config: EngineConfig, device: torch.device) -> Decoder:
     """Resolve the model's files, check every tensor, and fill a Decoder on ``device``."""
     files = model if isinstance(model, ModelFiles) else resolve_model(model, load_format=load_format)
     dtype = pick_dtype(config.dtype, files.config.dtype, device)
-    positions = files.config.max_position_embeddings
-    if config.max_model_len > positions:
-        raise ValueError(f"max_model_len={config.max_model_len} is more than the model's {positions} positions")
+    _check_limits(config, files.config.vocab_size, files.config.max_position_embeddings)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

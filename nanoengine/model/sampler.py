@@ -62,7 +62,6 @@ class _Rows:
         self.seeds = torch.tensor([_signed(seq.seed % 2**64) for seq in seqs], dtype=torch.int64, device=device)
         self.penalised = [i for i, p in enumerate(params) if p.needs_history]
         self.held = [i for i, p in enumerate(params) if p.min_tokens]
-        self.reported = [i for i, p in enumerate(params) if p.logprobs is not None]
 
 
 class _History:
@@ -99,30 +98,6 @@ class Sampler:
         drawn = self._draw(logits, rows, positions)
         return drawn if rows.all_sampled else greedy.index_copy_(0, rows.index, drawn)
 
-    def logprobs(
-        self, logits: torch.Tensor, seqs: list[Sequence], tokens: torch.Tensor
-    ) -> list[dict[int, float]] | None:
-        """For each row that asks: {token: natural-log probability} of the likeliest and the chosen token.
-
-        ``logits`` are the model's own, before penalties, temperature and truncation. None if no row asks.
-        """
-        rows = self._rows_of(seqs, logits.device)
-        if not rows.reported:
-            return None
-        index = torch.tensor(rows.reported, device=logits.device)
-        scores = logits[index].float().log_softmax(-1)
-        most = max(seqs[i].params.logprobs for i in rows.reported)
-        values, ids = scores.topk(min(most, scores.shape[-1]))
-        chosen = tokens[index]
-        own = scores.gather(1, chosen[:, None])[:, 0]
-        result: list[dict[int, float]] = [{} for _ in seqs]
-        for i, row_ids, row_values, token, value in zip(
-            rows.reported, ids.tolist(), values.tolist(), chosen.tolist(), own.tolist(), strict=True
-        ):
-            wanted = seqs[i].params.logprobs
-            result[i] = dict(zip(row_ids[:wanted], row_values[:wanted], strict=True)) | {token: value}
-        return result
-
     def _rows_of(self, seqs: list[Sequence], device: torch.device) -> _Rows:
         if self._rows is None or self._rows.seqs != seqs:  # a list compare by identity: cheap
             self._rows = _Rows(seqs, device)
@@ -158,6 +133,31 @@ class Sampler:
         if not rows.all_sampled:
             scores, seeds, places = scores[rows.index], seeds[rows.index], places[rows.index]
         return (scores + gumbel_noise(seeds, places, logits.shape[-1])).argmax(-1)
+
+
+def report_logprobs(
+    logits: torch.Tensor, seqs: list[Sequence], tokens: torch.Tensor
+) -> list[dict[int, float]] | None:
+    """For each row that asks: {token: natural-log probability} of the likeliest and the chosen token.
+
+    ``logits`` are the model's own, before penalties, temperature and truncation. None if no row asks.
+    """
+    asking = [i for i, seq in enumerate(seqs) if seq.params.logprobs is not None]
+    if not asking:
+        return None
+    index = torch.tensor(asking, device=logits.device)
+    scores = logits[index].float().log_softmax(-1)
+    most = max(seqs[i].params.logprobs for i in asking)
+    values, ids = scores.topk(min(most, scores.shape[-1]))
+    chosen = tokens[index]
+    own = scores.gather(1, chosen[:, None])[:, 0]
+    result: list[dict[int, float]] = [{} for _ in seqs]
+    for i, row_ids, row_values, token, value in zip(
+        asking, ids.tolist(), values.tolist(), chosen.tolist(), own.tolist(), strict=True
+    ):
+        wanted = seqs[i].params.logprobs
+        result[i] = dict(zip(row_ids[:wanted], row_values[:wanted], strict=True)) | {token: value}
+    return result
 
 
 def truncate(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
