@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from nanoengine.engine.batch import build_batch, span_slots
+from nanoengine.engine.postprocess import InFlight
 
 from .helpers import sequence
 
@@ -116,3 +117,8 @@ def test_span_slots(start, end):
 def test_an_unknown_row_in_flight_is_an_error_not_a_wrong_token():
     with pytest.raises(KeyError):
         build_batch([scheduled([1], 1, 1, [5], 2, in_flight=1)], 4, {3: 0})
+
+
+def test_rows_in_flight_are_rows_of_the_batch_not_places_among_the_sampled():
+    chunk, decode = scheduled([1, 2, 3, 4], 0, 2, [1], 8), scheduled([1, 2], 1, 1, [2], 9)
+    assert InFlight(None, build_batch([chunk, decode], 4), None).rows == {9: 1}

@@ -134,6 +134,16 @@ def test_chunks_cannot_thrash_a_prompt_starts_only_if_all_of_it_fits():
     assert eng.scheduler.num_preemptions == 0
 
 
+@overlapped
+@pytest.mark.parametrize("policy", ["token_budget", "prefill_first"])
+def test_no_row_is_computed_after_the_last_token_is_on_its_way(policy, overlap):
+    eng = recorded(100, 4, policy=policy, overlap=overlap)
+    seqs = [add(eng, [k, k], max_tokens=k + 1) for k in range(5)]
+    done(eng, seqs)
+    rows = [seq_id for step in eng.runner.steps for seq_id, _, _ in step]
+    assert [rows.count(k) for k in range(5)] == [1, 2, 3, 4, 5]
+
+
 # no step costs more than its tokens: counted, not timed
 
 
