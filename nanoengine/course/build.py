@@ -7,8 +7,10 @@ Without ``--execute`` outputs and computed numbers are carried over from the not
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from nbformat import NotebookNode
@@ -77,25 +79,42 @@ def _since(start: float) -> str:
     return f"{time.perf_counter() - start:.1f} s"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Exit status 0 if everything was built and keeps the rules, else 1."""
-    args = _parser().parse_args(argv)
-    src = args.lessons / "src"
+def build_sources(
+    src: Path,
+    numbers: list[str],
+    accept: frozenset[str],
+    rules: Callable[[LessonSource], list[str]],
+    build: Callable[[LessonSource], list[str]],
+) -> list[str]:
+    """Build each source in the folder ``src`` with ``build``, print its lines, keep the record of translations.
+
+    Returns:
+        What breaks the rules or could not be built, a sentence each.
+    """
     records = read_sync(src / SYNC_FILE)
     problems = []
     try:
-        for path in find_sources(src, args.numbers):
+        for path in find_sources(src, numbers):
             source = read_source(path)
-            record = updated_record(source, records.get(source.name, {}), frozenset(args.zh_still_right))
+            record = updated_record(source, records.get(source.name, {}), accept)
             stale = stale_cells(source, record)
-            problems += source_problems(source)
+            problems += rules(source)
             problems += [f"{source.name}, cell {i}: the Chinese is older than the English" for i in stale]
-            for line in build_lesson(args.lessons, source, run=args.execute, measure=args.measure):
+            for line in build(source):
                 print(line, flush=True)
             records[source.name] = record
             write_sync(src / SYNC_FILE, records)
     except (SourceError, LessonFailed) as error:
         problems.append(str(error))
+    return problems
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0 if everything was built and keeps the rules, else 1."""
+    args = _parser().parse_args(argv)
+    build = functools.partial(build_lesson, args.lessons, run=args.execute, measure=args.measure)
+    accept = frozenset(args.zh_still_right)
+    problems = build_sources(args.lessons / "src", args.numbers, accept, source_problems, build)
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0

@@ -74,12 +74,13 @@ def current_lang() -> str:
     return _current
 
 
-def lesson(no: str, *, lang: str = "en") -> Lesson:
+def lesson(no: str, *, lang: str = "en", torch: bool = True) -> Lesson:
     """Check the environment for a lesson, print one line about it, remember the language.
 
     Args:
         no: two digits, ``"01"`` to ``"18"``.
         lang: ``"en"`` or ``"zh"``.
+        torch: False where this notebook needs none although its lesson does (exercises on ``sim.SlotRunner``).
 
     Raises:
         ValueError: there is no such lesson or language.
@@ -91,7 +92,7 @@ def lesson(no: str, *, lang: str = "en") -> Lesson:
     if lang not in LANGS:
         raise ValueError(f"lang is {lang!r}; the lessons speak {' and '.join(map(repr, LANGS))}")
     text = _TEXT[lang]
-    with_torch = no not in LESSONS_WITHOUT_TORCH
+    with_torch = torch and no not in LESSONS_WITHOUT_TORCH
     _check_python(no, text)
     _check_packages(no, text, with_torch)
     device = _device() if with_torch else None

@@ -1,0 +1,15 @@
+from pathlib import Path
+
+import pytest
+
+from nanoengine.course import lesson
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _no_progress_and_no_language_left_behind(tmp_path, monkeypatch):
+    """Nothing here may write a learner's progress, nor leave the process in Chinese."""
+    monkeypatch.chdir(tmp_path)
+    yield
+    lesson._current = "en"
