@@ -1,0 +1,47 @@
+"""The start of a decode step: which token each row feeds, its newest block, and its embedding."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from nanoengine.kernels.common import power_of_two
+
+
+def decode_inputs_reference(ids, sources, previous, positions, slots, table_rows, tables, embedding, block_size: int):
+    """See decode_inputs."""
+    ids = torch.where(sources >= 0, previous[sources.clamp(min=0)], ids)
+    real = slots >= 0
+    tables[table_rows[real], positions[real] // block_size] = (slots[real] // block_size).int()
+    return embedding[ids]
+
+
+def decode_inputs(ids, sources, previous, positions, slots, table_rows, tables, embedding, block_size: int):
+    """Returns the embedded tokens [B, hidden]; writes each row's newest block into its line of ``tables``.
+
+    ids: int64 [B]; where sources >= 0 the id is previous[sources], which the step before sampled and
+    the host has not seen yet. A slot names its block (slot // block_size), so a block table on the
+    device grows without anything but the slots being sent. A row with slot -1 is padding.
+    """
+    rows, hidden = len(ids), embedding.shape[1]
+    out = embedding.new_empty(rows, hidden)
+    _decode_inputs[(rows,)](ids, sources, previous, positions, slots, table_rows, tables, embedding, out,
+                            tables.stride(0), BLOCK_SIZE=block_size, HIDDEN=hidden, PAD=power_of_two(hidden))  # fmt: skip
+    return out
+
+
+@triton.jit
+def _decode_inputs(ids, sources, previous, positions, slots, table_rows, tables, embedding, out, table_stride,
+                   BLOCK_SIZE: tl.constexpr, HIDDEN: tl.constexpr, PAD: tl.constexpr):  # fmt: skip
+    row, column = tl.program_id(0), tl.arange(0, PAD)
+    source = tl.load(sources + row)
+    token = tl.load(ids + row)
+    if source >= 0:
+        token = tl.load(previous + source)
+    slot = tl.load(slots + row)
+    if slot >= 0:
+        place = tl.load(table_rows + row) * table_stride + tl.load(positions + row) // BLOCK_SIZE
+        tl.store(tables + place, (slot // BLOCK_SIZE).to(tl.int32))
+    x = tl.load(embedding + token * HIDDEN + column, mask=column < HIDDEN)
+    tl.store(out + row.to(tl.int64) * HIDDEN + column, x, mask=column < HIDDEN)

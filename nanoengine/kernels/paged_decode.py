@@ -1,0 +1,165 @@
+"""Decode attention over paged KV: one new token a row, its keys and values split among programs.
+
+A decode step reads every key and value once and does next to no arithmetic, so all that counts is to
+keep the memory busy. One program takes one *piece* of one row's context, for one KV head: it loads
+each key once for all query heads of the group. Pieces are about equally long, whatever the rows'
+lengths are (Flash-Decoding, Dao et al. 2023, with a work list in place of a fixed grid); a second
+small kernel combines rows that were cut into several pieces.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from nanoengine.kernels.common import dot_precision, power_of_two
+
+TILE = 32  # keys a program loads at a time
+
+
+def plan_pieces(contexts: np.ndarray, rows: np.ndarray, num_pieces: int, length: int | None = None):
+    """Cut rows into at most ``num_pieces`` pieces of equal length (the last one of a row is shorter).
+
+    contexts: int64 [R], >= 1, tokens that each of ``rows`` (int64 [R], row numbers of the batch) sees.
+    num_pieces: at least R. length: pieces of this many keys instead, however many they are.
+    Returns work, int64 [4, num_pieces]: row (-1: nothing to do), first key, end, and the piece's
+    number (-1 if it is its row's only one), the longest first; then, [R], the number of each
+    row's first piece and how many it has.
+    """
+    if length is None:
+        # sum(ceil(c / length)) <= sum(c) / length + R, which is num_pieces for this length:
+        spare = num_pieces - len(rows)
+        length = -(-int(contexts.sum()) // spare) if spare else int(contexts.max(initial=1))
+    length = max(TILE, -(-length // TILE) * TILE)
+    counts = -(-contexts // length)
+    firsts = np.cumsum(counts) - counts
+    owner = np.repeat(np.arange(len(rows)), counts)
+    number = np.arange(len(owner))
+    start = (number - firsts[owner]) * length
+    end = np.minimum(start + length, contexts[owner])
+    number[counts[owner] == 1] = -1
+    work = np.full((4, max(num_pieces, len(owner))), -1, np.int64)
+    order = np.argsort(start - end, kind="stable")  # long pieces first: short ones fill the gaps at the end
+    work[:, : len(owner)] = np.stack((rows[owner], start, end, number))[:, order]
+    return work, firsts, counts
+
+
+def paged_decode_reference(q, cache, tables, contexts, scale: float) -> torch.Tensor:
+    """q: [R, heads, D]; tables: [R, blocks]; contexts: [R]. Returns [R, heads, D]; float32 arithmetic."""
+    out = torch.empty_like(q)
+    group = q.shape[1] // cache.shape[3]
+    for row, context in enumerate(contexts.tolist()):
+        keys, values = (part[tables[row].long()].flatten(0, 1)[:context].float() for part in cache)
+        keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
+        scores = torch.einsum("hd,chd->hc", q[row].float(), keys) * scale
+        out[row] = torch.einsum("hc,chd->hd", scores.softmax(-1), values).to(q.dtype)
+    return out
+
+
+def paged_decode(q, cache, tables, table_rows, tokens, work, rows, firsts, counts, out, scale: float) -> None:
+    """Attention of one query token a row, over the first contexts[row] slots of its block table.
+
+    q, out: [T, heads, D], heads and dims dense (a row's token is tokens[row], int64 [B]); out is written
+    for these rows alone. cache: [2, blocks, block_size, kv_heads, D]. tables: int32 [*, max_blocks];
+    row b of the batch uses line table_rows[b]. work, firsts, counts: of plan_pieces, on the device,
+    with rows int64 [R]; counts None: every row is one piece.
+    """
+    heads, d = q.shape[1:]
+    block_size, kv_heads = cache.shape[2:4]
+    pieces = work.shape[1]
+    partial = torch.empty((0 if counts is None else pieces, heads, d), dtype=torch.float32, device=q.device)
+    weight = torch.empty(partial.shape[:2], dtype=torch.float32, device=q.device)
+    _decode_pieces[(kv_heads, pieces)](
+        q, cache, tables, table_rows, tokens, work, out, partial, weight, scale * 1.4426950408889634,
+        q.stride(0), out.stride(0), cache.stride(0), tables.stride(0), pieces,
+        KV_HEADS=kv_heads, GROUP=heads // kv_heads, GROUP_PAD=power_of_two(heads // kv_heads, 16),
+        D=d, D_PAD=power_of_two(d), BLOCK_SIZE=block_size, TILE=TILE, PRECISION=dot_precision(q.dtype),
+        num_warps=2, num_stages=2,
+    )  # fmt: skip
+    if counts is not None:
+        _combine_pieces[(len(rows), heads)](partial, weight, tokens, rows, firsts, counts, out, out.stride(0),
+                                            HEADS=heads, D=d, D_PAD=power_of_two(d), MANY=16, num_warps=1)  # fmt: skip
+
+
+@triton.jit
+def _decode_pieces(
+    q, cache, tables, table_rows, tokens, work, out, partial, weight, scale,
+    q_stride, out_stride, values, table_stride, pieces,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program a piece and KV head; the heads of one piece run side by side and share cache lines."""
+    head, item = tl.program_id(0), tl.program_id(1)
+    row = tl.load(work + item)
+    if row < 0:
+        return
+    start, end = tl.load(work + pieces + item).to(tl.int32), tl.load(work + 2 * pieces + item).to(tl.int32)
+    piece = tl.load(work + 3 * pieces + item)
+    token, table = tl.load(tokens + row), tables + tl.load(table_rows + row) * table_stride
+    # the query heads of the group, padded to the 16 rows that tl.dot needs
+    member, dim, key = tl.arange(0, GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, TILE)
+    heads = head * GROUP + member
+    real = (member < GROUP)[:, None] & (dim < D)[None, :]
+    queries = tl.load(q + token * q_stride + heads[:, None] * D + dim[None, :], mask=real, other=0.0)
+    # online softmax (Milakov and Gimelshein 2018), in base 2: exp2 is what the hardware has
+    highest = tl.full((GROUP_PAD,), float("-inf"), tl.float32)
+    total = tl.zeros((GROUP_PAD,), tl.float32)
+    result = tl.zeros((GROUP_PAD, D_PAD), tl.float32)
+    for first in range(start, end, TILE):
+        position = first + key
+        live = position < end
+        block = tl.load(table + position // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
+        place = (block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + head * D
+        at = cache + place[:, None] + dim[None, :]
+        loaded = live[:, None] & (dim < D)[None, :]
+        keys = tl.load(at, mask=loaded, other=0.0)
+        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+        scores = tl.where(live[None, :], scores, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, 1))
+        shrink = tl.exp2(highest - new_highest)
+        chance = tl.exp2(scores - new_highest[:, None])
+        keys_values = tl.load(at + values, mask=loaded, other=0.0)
+        total = total * shrink + tl.sum(chance, 1)
+        result = result * shrink[:, None]
+        result = tl.dot(chance.to(keys_values.dtype), keys_values, result, input_precision=PRECISION)
+        highest = new_highest
+    result = result / total[:, None]
+    if piece < 0:
+        place = out + token * out_stride + heads[:, None] * D + dim[None, :]
+        tl.store(place, result.to(out.dtype.element_ty), mask=real)
+    else:
+        line = piece * (KV_HEADS * GROUP) + heads
+        tl.store(partial + line[:, None] * D + dim[None, :], result, mask=real)
+        tl.store(weight + line, highest + tl.log2(total), mask=member < GROUP)
+
+
+@triton.jit
+def _combine_pieces(
+    partial, weight, tokens, rows, firsts, counts, out, out_stride,
+    HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, MANY: tl.constexpr,
+):  # fmt: skip
+    """Weighted mean of a row's pieces, MANY at a time; a piece's weight is 2**weight (its softmax sum)."""
+    entry, head = tl.program_id(0), tl.program_id(1)
+    count = tl.load(counts + entry).to(tl.int32)
+    if count < 2:
+        return
+    first = tl.load(firsts + entry)
+    dim, some = tl.arange(0, D_PAD), tl.arange(0, MANY)
+    highest, total = float("-inf"), 0.0
+    result = tl.zeros((D_PAD,), tl.float32)
+    for done in range(0, count, MANY):
+        live = done + some < count
+        line = (first + done + some) * HEADS + head
+        weights = tl.load(weight + line, mask=live, other=float("-inf"))
+        parts = tl.load(partial + line[:, None] * D + dim[None, :], mask=live[:, None] & (dim < D)[None, :], other=0.0)
+        new_highest = tl.maximum(highest, tl.max(weights, 0))
+        shares = tl.exp2(weights - new_highest)
+        shrink = tl.exp2(highest - new_highest)
+        total = total * shrink + tl.sum(shares, 0)
+        result = result * shrink + tl.sum(parts * shares[:, None], 0)
+        highest = new_highest
+    token = tl.load(tokens + tl.load(rows + entry))
+    place = out + token * out_stride + head * D + dim
+    tl.store(place, (result / total).to(out.dtype.element_ty), mask=dim < D)

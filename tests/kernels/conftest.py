@@ -1,0 +1,19 @@
+"""Kernels run on the GPU where there is one, else in Triton's interpreter, which must be chosen before the import."""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture
+def device():
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _triton():
+    pytest.importorskip("triton", reason="triton is not installed")

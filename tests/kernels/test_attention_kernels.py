@@ -1,0 +1,118 @@
+"""Paged attention and the store, against their torch references, on ragged rows and odd sizes."""
+
+import numpy as np
+import pytest
+import torch
+
+from nanoengine.kernels.paged_decode import TILE, paged_decode, paged_decode_reference, plan_pieces
+from nanoengine.kernels.paged_prefill import (
+    paged_prefill,
+    paged_prefill_reference,
+    plan_tiles,
+    queries_per_tile,
+)
+from nanoengine.kernels.store_kv import store_kv, store_kv_reference
+
+POISON = 1e4
+
+
+def pool(device, contexts, block_size, kv_heads, d, dtype=torch.float32, seed=0):
+    """A cache whose unused slots are NaN, and block tables in random order with lines for other sequences."""
+    generator = torch.Generator().manual_seed(seed)
+    needed = [-(-c // block_size) for c in contexts]
+    num_blocks = sum(needed) + 3
+    order = torch.randperm(num_blocks, generator=generator).tolist()
+    cache = torch.full((2, num_blocks, block_size, kv_heads, d), float("nan"))
+    tables = torch.zeros(len(contexts) + 2, max(needed) + 1, dtype=torch.int32)
+    rows = torch.randperm(len(contexts) + 2, generator=generator)[: len(contexts)]
+    for row, context, n in zip(rows.tolist(), contexts, needed, strict=True):
+        blocks = [order.pop() for _ in range(n)]
+        tables[row, :n] = torch.tensor(blocks)
+        slots = [blocks[p // block_size] * block_size + p % block_size for p in range(context)]
+        cache.view(2, -1, kv_heads, d)[:, slots] = torch.randn(2, context, kv_heads, d, generator=generator)
+    return cache.to(device, dtype), tables.to(device), rows.to(device), generator
+
+
+def close(found, wanted, dtype):
+    error = (found.float() - wanted.float()).norm() / wanted.float().norm()
+    assert error < {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype], float(error)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "d", "block_size", "dtype"),
+    [
+        (9, 3, 64, 16, torch.float32),
+        (4, 2, 128, 16, torch.float16),
+        (2, 2, 96, 24, torch.float32),
+        (4, 1, 64, 256, torch.float16),
+        (40, 2, 64, 17, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("num_pieces", [4, 9])
+def test_decode(device, heads, kv_heads, d, block_size, dtype, num_pieces):
+    contexts = [1, 33, 150, 64]
+    cache, tables, rows, generator = pool(device, contexts, block_size, kv_heads, d, dtype)
+    q = torch.randn(7, heads, d, generator=generator).to(device, dtype)
+    tokens = torch.tensor([5, 0, 3, 2], device=device)
+    plan = plan_pieces(np.array(contexts), np.arange(4), num_pieces)
+    work, firsts, counts = (torch.from_numpy(x).to(device) for x in plan)
+    assert num_pieces == work.shape[1]
+    out = torch.full_like(q, POISON)
+    batch_rows = torch.arange(4, device=device)
+    several = counts if num_pieces > 4 else None
+    paged_decode(q, cache, tables, rows, tokens, work, batch_rows, firsts, several, out, 0.1)
+    close(out[tokens], paged_decode_reference(q[tokens], cache, tables[rows], torch.tensor(contexts), 0.1), dtype)
+    untouched = [i for i in range(7) if i not in tokens.tolist()]
+    assert (out[untouched] == POISON).all()
+
+
+def test_pieces_cover_every_key_once_and_rows_are_never_more_than_allowed():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        n = int(rng.integers(1, 20))
+        contexts, rows = rng.integers(1, 3000, n), rng.permutation(50)[:n]
+        num_pieces = n + int(rng.integers(0, 40))
+        work, firsts, counts = plan_pieces(contexts, rows, num_pieces)
+        assert work.shape == (4, num_pieces)
+        pieces = [tuple(map(int, piece)) for piece in work.T if piece[0] >= 0]
+        assert len(pieces) == counts.sum()
+        for row, context, first, count in zip(rows, contexts, firsts, counts, strict=True):
+            own = sorted((a, b, number) for r, a, b, number in pieces if r == row)
+            assert own[0][0] == 0 and own[-1][1] == context
+            assert all(left[1] == right[0] for left, right in zip(own, own[1:], strict=False))
+            assert [number for *_, number in own] == ([-1] if count == 1 else list(range(first, first + count)))
+            assert all((b - a) % TILE == 0 for a, b, _ in own[:-1])
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "d", "block_size", "dtype"),
+    [(9, 3, 64, 16, torch.float32), (4, 2, 128, 16, torch.float16), (2, 2, 96, 40, torch.float32)],
+)
+def test_prefill_of_ragged_rows(device, heads, kv_heads, d, block_size, dtype):
+    """A whole prompt, a chunk with earlier context, a decode row, a prompt longer than a tile."""
+    query_lens, context_lens = np.array([20, 5, 1, 150]), np.array([20, 77, 90, 150])
+    cache, tables, rows, generator = pool(device, context_lens.tolist(), block_size, kv_heads, d, dtype)
+    q = torch.randn(int(query_lens.sum()), heads, d, generator=generator).to(device, dtype)
+    starts = np.cumsum(query_lens) - query_lens
+    chosen = np.array([0, 1, 3])  # the decode row is left to the other kernel
+    tiles = torch.from_numpy(plan_tiles(query_lens, context_lens, chosen, queries_per_tile(heads // kv_heads)))
+    out = torch.full_like(q, POISON)
+    sizes = [torch.from_numpy(x).to(device) for x in (starts, query_lens, context_lens)]
+    paged_prefill(q, cache, tables, rows, *sizes, tiles.to(device), out, 0.1)
+    wanted = paged_prefill_reference(q, cache, tables[rows], *sizes, 0.1)
+    decode = int(starts[2])
+    assert (out[decode] == POISON).all()
+    out[decode] = wanted[decode]
+    close(out, wanted, dtype)
+
+
+@pytest.mark.parametrize(("kv_heads", "d"), [(3, 64), (8, 128), (2, 96)])
+def test_store_skips_padded_rows_and_takes_strided_parts(device, kv_heads, d):
+    qkv = torch.randn(5, 4 + 2 * kv_heads, d, device=device)
+    _, k, v = qkv.split((4, kv_heads, kv_heads), 1)
+    slots = torch.tensor([3, -1, 31, 0, -1], device=device)
+    found, wanted = (torch.zeros(2, 4, 8, kv_heads, d, device=device) for _ in range(2))
+    store_kv(k, v, found, slots)
+    store_kv_reference(k, v, wanted, slots)
+    assert torch.equal(found, wanted)
+    assert found.view(2, 32, -1).abs().sum(-1).count_nonzero() == 6

@@ -1,0 +1,99 @@
+"""Fused kernels against their torch references."""
+
+import pytest
+import torch
+
+from nanoengine.kernels.decode_inputs import decode_inputs, decode_inputs_reference
+from nanoengine.kernels.draw import draw, draw_reference
+from nanoengine.kernels.gemv import (
+    gemv,
+    gemv_reference,
+    norm_gemv,
+    norm_gemv_reference,
+    swiglu_gemv,
+    swiglu_gemv_reference,
+)
+from nanoengine.kernels.norm import add_norm, add_norm_reference
+from nanoengine.kernels.rope_store import rope_store, rope_store_reference
+from nanoengine.kernels.swiglu import swiglu, swiglu_reference
+from nanoengine.model.config import ModelConfig
+from nanoengine.model.layers import RotaryTable
+
+
+def close(found, wanted, error=1e-5):
+    torch.testing.assert_close(found, wanted, rtol=error, atol=error)
+
+
+@pytest.mark.parametrize("hidden", [576, 1024])
+@pytest.mark.parametrize("add", [True, False])
+def test_add_norm(device, hidden, add):
+    stream, delta = torch.randn(3, hidden, device=device), torch.randn(3, hidden, device=device) if add else None
+    weight = torch.rand(hidden, device=device)
+    wanted = add_norm_reference(stream.clone(), delta, weight, 1e-6)
+    for one, other in zip(add_norm(stream, delta, weight, 1e-6), wanted, strict=True):
+        close(one, other)
+
+
+@pytest.mark.parametrize("size", [48, 1536])
+def test_swiglu(device, size):
+    x = torch.randn(3, 2 * size, device=device)
+    close(swiglu(x), swiglu_reference(x))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(9, 3, 64), (16, 8, 128), (4, 2, 96)])
+@pytest.mark.parametrize("norm", [True, False])
+def test_rope_store(device, heads, kv_heads, d, norm):
+    config = ModelConfig("Qwen3ForCausalLM", 100, heads * d, 64, 1, heads, kv_heads, d, 64)
+    table = RotaryTable(config, 64).to(device)
+    qkv = torch.randn(4, (heads + 2 * kv_heads) * d, device=device)
+    weights = (torch.rand(d, device=device), torch.rand(d, device=device)) if norm else (None, None)
+    positions, slots = torch.tensor([0, 7, 63, 1], device=device), torch.tensor([9, -1, 31, 0], device=device)
+    found, wanted = (torch.zeros(2, 4, 8, kv_heads, d, device=device) for _ in range(2))
+    q = rope_store(qkv, heads, *weights, 1e-6, table.cos, table.sin, positions, found, slots)
+    close(q, rope_store_reference(qkv, heads, *weights, 1e-6, table.cos, table.sin, positions, wanted, slots))
+    close(found, wanted)
+    assert found[1].view(32, -1).abs().sum(-1).count_nonzero() == 3
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 7), (576, 30)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_with_one_token(device, inputs, outputs, bias):
+    weight = torch.randn(outputs, inputs, device=device)
+    b = torch.randn(outputs, device=device) if bias else None
+    x, delta, w = torch.randn(1, inputs, device=device), torch.randn(1, inputs, device=device), torch.rand(inputs)
+    w = w.to(device)
+    close(gemv(x, weight, b), gemv_reference(x, weight, b), 1e-4)
+    gate_up = torch.randn(1, 2 * inputs, device=device)
+    close(swiglu_gemv(gate_up, weight, b), swiglu_gemv_reference(gate_up, weight, b), 1e-4)
+    for d in (delta, None):
+        wanted = norm_gemv_reference(x.clone(), d, w, 1e-5, weight, b)
+        for one, other in zip(norm_gemv(x, d, w, 1e-5, weight, b), wanted, strict=True):
+            close(one, other, 1e-4)
+
+
+@pytest.mark.parametrize("vocab", [100, 9000])
+def test_draw_takes_the_samplers_tokens(device, vocab):
+    logits = torch.randn(6, vocab, device=device) * 3
+    temperatures = torch.tensor([0.0, 1.0, 0.6, 2.0, 0.0, 1e-8], device=device, dtype=torch.float64)
+    seeds = torch.tensor([1, 2**62, -5, -(2**63), 3, 7], device=device)
+    positions = torch.tensor([1, 2, 3, 4000, 5, 6], device=device)
+    out = torch.full((6,), -1, device=device)
+    draw(logits, temperatures, seeds, positions, out)
+    assert out.tolist() == draw_reference(logits, temperatures, seeds, positions).tolist()
+    ties = torch.zeros(1, vocab, device=device)
+    draw(ties, temperatures[:1], seeds[:1], positions[:1], out)
+    assert out[0] == 0
+
+
+def test_decode_inputs(device):
+    embedding = torch.randn(10, 48, device=device)
+    ids, sources = torch.tensor([3, 0, 0, 0], device=device), torch.tensor([-1, 2, 0, -1], device=device)
+    previous, positions = torch.tensor([7, 8, 9], device=device), torch.tensor([5, 32, 16, 0], device=device)
+    slots, rows = torch.tensor([21, 160, 48, -1], device=device), torch.tensor([2, 0, 1, 0], device=device)
+    found, wanted = (torch.full((3, 4), 99, dtype=torch.int32, device=device) for _ in range(2))
+    x = decode_inputs(ids, sources, previous, positions, slots, rows, found, embedding, 16)
+    assert torch.equal(
+        x, decode_inputs_reference(ids, sources, previous, positions, slots, rows, wanted, embedding, 16)
+    )
+    assert torch.equal(found, wanted)
+    assert found.tolist() == [[99, 99, 10, 99], [99, 3, 99, 99], [1, 99, 99, 99]]
