@@ -103,3 +103,12 @@ def attend(q, keys, values, group: int, row: Row, scale: float) -> torch.Tensor:
     causal = row.mask is None
     out = F.scaled_dot_product_attention(q, keys, values, attn_mask=row.mask, is_causal=causal, scale=scale)
     return out.permute(2, 0, 1, 3).reshape(n, heads, d)
+
+
+def dense_attention(q, k, v, cache, metadata, scale: float) -> torch.Tensor:
+    """Causal attention of one sequence without any cache: q [n, heads, d], k and v [n, kv_heads, d].
+
+    What a forward pass that starts from nothing needs; ``cache`` and ``metadata`` are not looked at.
+    """
+    row = Row(0, q.shape[0], q.shape[0], None, None)
+    return attend(q, k, v, q.shape[1] // k.shape[1], row, scale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 
 import numpy as np
 import torch
@@ -59,7 +60,7 @@ class ModelRunner:
         self.num_blocks = config.num_blocks or self._blocks_that_fit(config)
         m = self.model_config
         shape = (m.num_hidden_layers, 2, self.num_blocks, self.block_size, m.num_key_value_heads, m.head_dim)
-        self.kv_cache = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.kv_cache = zeros(shape, self.dtype, self.device)
         self._layer_caches = list(self.kv_cache)
         self._previous: torch.Tensor | None = None  # by row, the tokens that the last launch sampled
 
@@ -124,6 +125,13 @@ def _check_limits(config: EngineConfig, vocab_size: int, positions: int) -> None
             f"vocab_size={config.vocab_size}, but the model has {vocab_size} tokens: ids beyond are to be refused, "
             f"so make EngineConfig(vocab_size={vocab_size}) (LLM does it by itself)"
         )
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that, on a CPU, take memory only where they are written: numpy asks the system for zeroed pages."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 def load_decoder(model, load_format: str, config: EngineConfig, device: torch.device) -> Decoder:

@@ -137,3 +137,13 @@ class Decoder(nn.Module):
                   "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj",
                   "o_proj": "o_proj", "down_proj": "down_proj"}.get(leaf)  # fmt: skip
         return (f"{parent}.{packed}", (leaf, kind)) if packed else (name, None)
+
+
+@torch.inference_mode()
+def full_forward(decoder: Decoder, token_ids: list[int]) -> torch.Tensor:
+    """Logits [n, vocab_size] of one sequence computed from nothing: no cache, no blocks, no batch."""
+    from nanoengine.attention.torch_attention import dense_attention
+
+    ids = torch.tensor(token_ids, dtype=torch.int64, device=decoder.embed_tokens.device)
+    no_caches = [None] * len(decoder.layers)
+    return decoder.logits(decoder(ids, torch.arange(len(ids), device=ids.device), dense_attention, no_caches, None))
