@@ -5,7 +5,7 @@ from __future__ import annotations
 from nanoengine.viz.explain import explain
 from nanoengine.viz.state import State
 from nanoengine.viz.svg import BG, INK, LINE, MUTED, PANEL, STRONG, Canvas, colour, fit, text_width, wrap
-from nanoengine.viz.words import label
+from nanoengine.viz.words import LABELS, label
 
 WHY_LINES = 3
 CHIP = 22
@@ -38,9 +38,9 @@ def header(c: Canvas, state: State, lang: str, x: float, y: float, width: float)
     note = f"{policy} · {sizes}"
     if after + text_width(of) + 16 + text_width(note, 11) < x + width:
         c.text(x + width, y + 16, note, 11, fill=MUTED, anchor="end")
-        return 26
+        return 30
     c.text(x, y + 34, fit(note, width, 11), 11, fill=MUTED)
-    return 44
+    return 46
 
 
 def why(c: Canvas, state: State, lang: str, x: float, y: float, width: float) -> float:
@@ -56,7 +56,7 @@ def why(c: Canvas, state: State, lang: str, x: float, y: float, width: float) ->
         new = wrap(text, width - 28, 13)
         if len(lines) + len(new) > limit and lines:
             if text_width(f"{lines[-1]} {more}", 13) <= width - 28:
-                lines[-1] += f" {more}"
+                lines[-1] += LABELS[lang]["join"] + more
             break
         lines += new
     for i, line in enumerate(lines[:limit]):
@@ -118,7 +118,9 @@ def batch(c: Canvas, state: State, lang: str, x: float, y: float, width: float) 
     if state.asking:
         heading(c, x, y + 12, label(lang, "batch"))
         c.rect(x, top, width, high + 18, "none", rx=6, stroke=STRONG, dash="5 4")
-        c.text(x + width / 2, top + 22, label(lang, "batch_hidden", step=state.index), 13, bold=True, anchor="middle")
+        question = label(lang, "batch_hidden", step=state.index)
+        points = 13 if text_width(question, 13, bold=True) + 20 <= width else 12
+        c.text(x + width / 2, top + 22, question, points, bold=True, anchor="middle")
         hint = label(lang, "batch_hint", budget=f"{budget:,}", free=len(step["free"]), seqs=step["max_num_seqs"])
         c.text(x + width / 2, top + 41, hint, 11, fill=MUTED, anchor="middle")
         return 74

@@ -7,6 +7,7 @@ still pictures as a second output: hidden while the widget lives, and all there 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence as Steps
 
 from nanoengine.viz.explain import describe
@@ -105,11 +106,12 @@ class Player:
         chosen = self.sequence.value
         selected = chosen if chosen in state.letters.values() else choose(state, None)
         width = WIDTH if len(self.histories) == 1 else COMPARE_WIDTH
-        return render(state, self.lang, panes=self.panes, selected=selected, width=width, uid=f"{id(self)}/{i}")
+        return render(state, self.lang, panes=self.panes, selected=selected, width=width)
 
     def _draw(self, _change=None) -> None:
-        for view, svg in zip(self.views, self.svgs(), strict=True):
-            view.value = svg
+        for i, (view, svg) in enumerate(zip(self.views, self.svgs(), strict=True)):
+            view.value, style = split_style(svg, f"ne{id(self):x}-{i}")
+            self.styles[i].value = style
         self.reveal.disabled = not self.hidden
         self.back.disabled, self.forward.disabled = self.step == 0, self.step == self.steps - 1
         self.note.value = ""
@@ -186,13 +188,14 @@ class Player:
         self.predict = w.Checkbox(value=predict, description=say("predict"), indent=False, layout={"width": "auto"})
         self.reveal = w.Button(description=say("reveal"), layout={"width": "84px"})
         self.note, self.note_style = w.HTML(), w.HTML(layout={"display": "none"})
+        self.styles = [w.HTML(layout={"display": "none"}) for _ in self.views]
         self._connect()
         first = [self.play, self.back, self.forward, self.slider, self.speed]
         second = [self.kind, self.go, *([self.sequence] if "table" in self.panes else []), self.predict, self.reveal]
         row = {"flex_flow": "row wrap", "align_items": "center", "grid_gap": "4px 8px"}
         width = f"{WIDTH if len(self.views) == 1 else 2 * COMPARE_WIDTH + 12}px"
         controls = [w.HBox(items, layout={**row, "max_width": width}) for items in (first, [*second, self.note])]
-        self.widget = w.VBox([*controls, self._pictures(w), self.note_style])
+        self.widget = w.VBox([*controls, self._pictures(w), self.note_style, *self.styles])
 
     def _pictures(self, w):
         if len(self.views) == 1:
@@ -222,6 +225,17 @@ class Player:
     def _on_reveal(self, _button) -> None:
         self._revealed = self.step
         self._draw()
+
+
+def split_style(svg: str, name: str) -> tuple[str, str]:
+    """The picture under a fixed id, and its style sheet apart from it.
+
+    A browser that meets a new style sheet looks at every element of the page again; with the same one at each step it
+    need not.
+    """
+    svg = svg.replace(re.search(r' id="(ne[0-9a-f]+)"', svg)[1], name)
+    style = re.search(r"<style>.*?</style>", svg)[0]
+    return svg.replace(style, ""), style
 
 
 def _choice(w, text: str, options: list, value, width: int):
