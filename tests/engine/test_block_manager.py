@@ -240,6 +240,14 @@ def test_free_twice_changes_nothing():
     m.check_invariants([])
 
 
+def test_free_leaves_the_old_table_to_a_batch_in_flight():
+    m = manager()
+    seq = cached(m, A + [1])
+    table = seq.block_table
+    m.free(seq)
+    assert table and seq.block_table == []
+
+
 def test_grow_takes_all_or_nothing():
     m = manager(3)
     seq = cached(m, A)

@@ -256,3 +256,12 @@ def test_prompt_500_of_512_ends_at_512():
     finish(eng)
     assert (len(seq.token_ids), seq.finish_reason) == (512, "length")
     assert (len(shorter.token_ids), shorter.finish_reason) == (511, "length")
+
+
+def test_requests_without_a_seed_get_different_ones_that_the_engines_seed_fixes():
+    def seeds(seed):
+        eng = engine(seed=seed)
+        return [eng.add_request([1]).seed for _ in range(5)] + [eng.add_request([1], SamplingParams(seed=7)).seed]
+
+    assert len(set(seeds(0) + seeds(1))) == 11 and seeds(0) == seeds(0)
+    assert seeds(0)[-1] == 7 and all(0 <= seed < 2**63 for seed in seeds(-(2**63)))

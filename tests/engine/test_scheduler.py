@@ -145,6 +145,9 @@ def test_counters_after_a_preemption(policy, overlap):
     manager = eng.block_manager
     assert manager.num_queried_tokens == 6 and manager.num_hit_tokens == 0, "recomputing is no query"
     preempt = [e for step in eng.observer for e in step["events"] if e["kind"] == "preempt"]
+    for step in eng.observer:
+        kinds = [event["kind"] for event in step["events"]]
+        assert not ("preempt" in kinds and "admit" in kinds), "what was just freed is not given to a newcomer"
     assert len(preempt) == eng.scheduler.num_preemptions == second.num_preemptions
     assert preempt[0]["seq"] == second.seq_id and preempt[0]["needed_by"] == first.seq_id
 
