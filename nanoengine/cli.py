@@ -1,4 +1,4 @@
-"""The command line: nanoengine generate | chat | doctor | bench. Imports torch only when a model is loaded."""
+"""The command line: nanoengine generate | chat | doctor | bench | course. Imports torch only when a model is loaded."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import closing
 from nanoengine import __version__
 from nanoengine.bench.commands import add_bench
 from nanoengine.config import BACKENDS, DTYPES, POLICIES
+from nanoengine.course.cli import add_course
 
 # Options that go into LLM(...) and SamplingParams(...) as they are, if they were given: (name, type, help).
 # The classes check the values, so that the command line and Python refuse the same things in the same words.
@@ -105,6 +106,7 @@ def make_parser() -> Parser:
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     doctor.set_defaults(run=run_doctor)
     add_bench(commands.add_parser("bench", help="measure"))
+    add_course(commands.add_parser("course", help="the lessons: start, check, grade, interview"))
     return parser
 
 

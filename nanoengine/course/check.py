@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nanoengine.course import progress
@@ -104,10 +105,15 @@ def check(exercise_id: str, namespace: dict[str, Any], *, seed: int = 0) -> None
 
 def hint(exercise_id: str) -> None:
     """Print the next hint of an exercise; after the last one they start over."""
+    print(hint_text(exercise_id))
+
+
+def hint_text(exercise_id: str, *, lang: str | None = None, path: Path | None = None) -> str:
+    """The next hint; ``path``: the progress file that counts them, the one in reach by default."""
     exercise = find_exercise(exercise_id)
-    lang, total = current_lang(), len(exercise.hints)
-    index = progress.next_hint(exercise_id) % total
-    print(_TEXT[lang]["hint"].format(i=index + 1, n=total, text=exercise.hints[index][lang]))
+    lang, total = lang or current_lang(), len(exercise.hints)
+    index = progress.next_hint(exercise_id, path=path) % total
+    return _TEXT[lang]["hint"].format(i=index + 1, n=total, text=exercise.hints[index][lang])
 
 
 def examine(exercise: Exercise, namespace: dict[str, Any], *, seed: int = 0, lang: str | None = None) -> Result:

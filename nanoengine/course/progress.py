@@ -3,7 +3,7 @@
     {"schema": 1,
      "exercises": {"ex01a": {"at": time, "passed_at": time or null, "source": hash of the exercise when passed,
                              "attempts": n, "hints": n}},
-     "quiz": {...}, "cards": {...}}          each entry a dict with "at", the time of its last change (UTC, ISO 8601)
+     "quiz": {...}, "cards": {...}, …}       each entry a dict with "at", the time of its last change (UTC, ISO 8601)
 
 Files of two machines are merged entry by entry: the later one counts, an exercise once passed stays passed. Nothing is
 recorded where no file is found, so that running the course's own notebooks leaves no trace.
@@ -133,9 +133,9 @@ def note(section: str, key: str, entry: dict[str, Any], *, path: Path | None = N
     return True
 
 
-def note_attempt(exercise_id: str, passed: bool) -> None:
+def note_attempt(exercise_id: str, passed: bool, *, path: Path | None = None) -> None:
     """Count an attempt at an exercise, and a pass with the form of the exercise that was passed."""
-    path = find()
+    path = path or find()
     if path is None:
         return
     entry = _exercise(load(path), exercise_id)
@@ -149,9 +149,9 @@ def note_attempt(exercise_id: str, passed: bool) -> None:
 _hints_shown: dict[str, int] = {}
 
 
-def next_hint(exercise_id: str) -> int:
+def next_hint(exercise_id: str, *, path: Path | None = None) -> int:
     """How many hints of this exercise were given before; counts this one."""
-    path = find()
+    path = path or find()
     if path is None:
         _hints_shown[exercise_id] = _hints_shown.get(exercise_id, 0) + 1
         return _hints_shown[exercise_id] - 1

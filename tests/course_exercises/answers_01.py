@@ -1,6 +1,6 @@
-"""Answers to the exercises of lesson 01 as learners might write them: right in several shapes, wrong in plausible ways.
+"""Answers to the exercises of lesson 01 as learners might write them: right in several shapes, wrong in likely ways.
 
-The solutions in exercises/src are one more right answer each. A wrong answer comes with words that its message must say.
+The solutions in exercises/src are one more right answer each. With a wrong answer stand words of its message.
 """
 
 from __future__ import annotations

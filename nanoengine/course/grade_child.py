@@ -1,0 +1,189 @@
+"""The process that runs one submission: ``python -m nanoengine.course.grade_child FD``, the job on stdin.
+
+It is started by ``grade`` only. Each line that it writes to the descriptor carries the job's nonce, which the notebook
+is not told, so that what a cell writes there is not taken for a result.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import signal
+import sys
+from contextlib import contextmanager
+from typing import Any
+
+from nanoengine.course import progress
+from nanoengine.course.check import CheckFailed, examine
+from nanoengine.course.checks import all_exercises, exercises_of
+from nanoengine.course.integrity import Snapshot
+from nanoengine.course.sandbox import Limits, confine, more_memory
+
+_CALL = re.compile(r"\bcheck\(\s*[\"'](ex\d\d[a-z])[\"']")
+MAX_NOTEBOOK = 50 << 20  # bytes
+
+
+class CellTimeout(BaseException):
+    """Raised in a cell that takes too long; no ``except Exception`` of a learner stops it."""
+
+
+class Grader:
+    """Runs cells in one namespace and reports to the parent."""
+
+    def __init__(self, job: dict[str, Any], descriptor: int):
+        self.job, self.descriptor, self.notes = job, descriptor, []
+        self.limits = Limits(**job["limits"])
+        self.changed: set[str] = set()
+
+    def tell(self, **facts: Any) -> None:
+        line = json.dumps({"nonce": self.job["nonce"], **facts}) + "\n"
+        os.write(self.descriptor, line.encode())
+
+    def run(self, notebook: dict[str, Any]) -> None:
+        cells = [(i, cell) for i, cell in enumerate(notebook["cells"]) if cell.get("cell_type") == "code"]
+        sources = [(i, cell, _text(cell)) for i, cell in cells]
+        exercises = {e.id: e for e in _expected(notebook, [text for _, _, text in sources])}
+        self.tell(exercises=list(exercises))
+        shell = _shell()
+        self.snapshot = Snapshot()
+        unchecked = dict(exercises)
+        for index, cell, text in sources:
+            ids = [i for i in dict.fromkeys(_checked_in(cell, text)) if i in exercises]
+            if not (ids and _only_checks(text)):
+                self.run_cell(shell, index, text)
+            for exercise_id in ids:
+                unchecked.pop(exercise_id, None)
+                self.check(exercises[exercise_id], shell.user_ns)
+        for exercise in unchecked.values():  # its check cell was deleted
+            self.check(exercise, shell.user_ns)
+
+    def run_cell(self, shell, index: int, text: str) -> None:
+        self.tell(cell=index)
+        with self.alarm():
+            result = shell.run_cell(text, store_history=False)
+        error = result.error_before_exec or result.error_in_exec
+        if error is not None and not isinstance(error, CheckFailed):
+            self.tell(note=f"cell {index}: {_describe(error, self.limits)}")
+        if isinstance(error, MemoryError):
+            more_memory()
+
+    def check(self, exercise, namespace: dict[str, Any]) -> None:
+        self.tell(checking=exercise.id)
+        changed = set(self.snapshot.restore()) - self.changed
+        self.changed |= changed
+        if changed:
+            self.tell(note=f"changed the package, put back: {', '.join(sorted(changed)[:5])}")
+        try:
+            with self.alarm():
+                result = examine(exercise, namespace, seed=self.job["seed"], lang=self.job["lang"])
+            verdict, message = result.verdict, result.message
+        except BaseException as error:
+            verdict, message = "wrong", f"{exercise.id}: {_describe(error, self.limits)}"
+        self.tell(exercise=exercise.id, verdict=verdict, message=message)
+
+    @contextmanager
+    def alarm(self):
+        """Raise CellTimeout after the cell's time, and every second again where it was swallowed."""
+        if not hasattr(signal, "setitimer"):  # Windows
+            yield
+            return
+        signal.signal(signal.SIGALRM, _ring)
+        signal.setitimer(signal.ITIMER_REAL, self.limits.cell_seconds, 1.0)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _ring(*_ignored) -> None:
+    raise CellTimeout
+
+
+def _describe(error: BaseException, limits: Limits) -> str:
+    if isinstance(error, CellTimeout):
+        return f"still running after {limits.cell_seconds:g} s"
+    if isinstance(error, MemoryError):
+        return f"MemoryError (limit {limits.memory_gib:g} GiB)"
+    return f"{type(error).__name__}: {error}"[:300]
+
+
+def _shell():
+    """IPython without a kernel, so that magics and display calls work; what they show goes nowhere."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance()
+    shell.history_manager.enabled = False
+    return shell
+
+
+def _text(cell: dict[str, Any]) -> str:
+    source = cell.get("source", "")
+    return "".join(map(str, source)) if isinstance(source, list) else str(source)
+
+
+def _expected(notebook: dict[str, Any], texts: list[str]):
+    """All exercises of the notebook's lesson; the lesson is told by its metadata, else by the checks in it."""
+    facts = notebook.get("metadata", {}).get("nanoengine", {})
+    lesson = facts.get("lesson") if isinstance(facts, dict) else None
+    found = exercises_of(lesson) if isinstance(lesson, str) else []
+    if found:
+        return found
+    lessons = {match[2:4] for text in texts for match in _CALL.findall(text)}
+    named = [exercise for exercise in all_exercises() if exercise.id[2:4] in lessons]
+    return named or [exercise for exercise in all_exercises() if exercise.id in "\n".join(texts)]
+
+
+def _checked_in(cell: dict[str, Any], text: str) -> list[str]:
+    """Ids of the exercises that are checked in this cell, by what it says or, where that was changed, by its id."""
+    found = _CALL.findall(text)
+    own = re.fullmatch(r"(ex\d\d[a-z])-check", str(cell.get("id", "")))
+    return found or ([own[1]] if own else [])
+
+
+def _only_checks(text: str) -> bool:
+    """True if the cell is nothing but calls of check: it is replaced, not run."""
+    try:
+        body = ast.parse(text).body
+    except SyntaxError:
+        return False
+    calls = [s.value for s in body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)]
+    return len(calls) == len(body) and all(isinstance(c.func, ast.Name) and c.func.id == "check" for c in calls)
+
+
+def _read(path: str) -> dict[str, Any]:
+    """The notebook as plain data; ValueError in words if it is none. nbformat is not needed to run cells."""
+    if os.path.getsize(path) > MAX_NOTEBOOK:
+        raise ValueError(f"larger than {MAX_NOTEBOOK >> 20} MiB")
+    try:
+        with open(path, encoding="utf-8") as file:
+            notebook = json.load(file)
+    except (UnicodeDecodeError, ValueError, RecursionError):
+        raise ValueError("no notebook: the file is not JSON") from None
+    cells = notebook.get("cells") if isinstance(notebook, dict) else None
+    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
+        raise ValueError("no notebook: it has no list of cells")
+    if not isinstance(notebook.get("metadata", {}), dict):
+        raise ValueError("no notebook: its metadata is no table")
+    return notebook
+
+
+def main() -> None:
+    job = json.loads(sys.stdin.buffer.read())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    grader = Grader(job, int(sys.argv[1]))
+    try:
+        notebook = _read(job["path"])
+    except (ValueError, OSError) as error:
+        grader.tell(unreadable=str(error))
+        return
+    progress.find = lambda start=None: None  # a check cell that runs as it stands records nothing
+    confine(grader.limits)
+    grader.run(notebook)
+    grader.tell(done=True)
+    os._exit(0)  # threads that the notebook left behind do not hold us up
+
+
+if __name__ == "__main__":
+    main()
