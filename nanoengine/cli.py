@@ -232,7 +232,8 @@ def _fail(error: Exception, code: int) -> int:
     if os.environ.get("NANOENGINE_DEBUG") not in (None, "", "0"):
         raise error
     if isinstance(error, ModuleNotFoundError) and error.name:
-        print(f"nanoengine: the package {error.name} is missing; type: nanoengine doctor", file=sys.stderr)
+        package = error.name.partition(".")[0]
+        print(f"nanoengine: the package {package} is missing; type: nanoengine doctor", file=sys.stderr)
     else:
         print(f"nanoengine: {error or type(error).__name__}", file=sys.stderr)
     return code

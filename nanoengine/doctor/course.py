@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nanoengine.doctor.check import DISTRIBUTIONS, PYTHON, Check, is_older, pip_install, required, version_of
 
-GENERATE_SECONDS = 35  # a first conversion takes ten; doctor as a whole stays under 60
+GENERATE_SECONDS = 45  # a first conversion takes ten; doctor as a whole stays under 60
 GENERATE = """
 import json, time
 began = time.monotonic()

@@ -1,0 +1,1 @@
+"""Tests of the benchmarks: their arithmetic, and that they run. Never how fast."""
