@@ -65,6 +65,7 @@ def test_before_a_step_the_pool_is_what_the_scheduler_had(eventful, prefill_firs
             assert set(seen["waiting"]) == set(planned["waiting"]) - preempted | admitted - preempted
             assert not set(seen["free"]) & {block for table in seen["block_tables"].values() for block in table}
             assert set(seen["cached_free"]) <= set(seen["free"])
+            assert set(planned["cached_free"]) & set(seen["free"]) <= set(seen["cached_free"])
             for seq, table in seen["block_tables"].items():
                 if seq not in preempted:
                     assert planned["block_tables"][seq][: len(table)] == table
@@ -87,6 +88,15 @@ def test_jumps_find_every_event(eventful):
             i for i, step in enumerate(eventful) if kind in {event["kind"] for event in step["events"]}
         ]
     assert set(history.jumps("any")) == {i for k in ("admit", "hit", "preempt", "finish") for i in history.jumps(k)}
+
+
+def test_who_ends_with_a_step_has_ended_only_after_it(eventful):
+    history = History(eventful)
+    for i in range(len(history)):
+        ends = [(event["seq"], event["reason"]) for step in eventful[:i] for event in step["events"]
+                if event["kind"] == "finish"]  # fmt: skip
+        assert history.at(i).ended == ends
+    assert len(history.at(-1).ended) == 4, "the last one ends with the last step"
 
 
 def test_an_aborted_request_has_ended():
