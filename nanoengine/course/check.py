@@ -153,6 +153,8 @@ def _try(exercise: Exercise, answer: Any, case: Any, lang: str, *, watch: bool =
     with uses(exercise.forbidden if watch else ()) as used:
         try:
             failure = exercise.run(answer, case)
+        except MemoryError:  # no smaller input to look for: what it takes is gone already
+            raise
         except Exception as error:
             if isinstance(error, NotImplementedError) and error.args[:1] == (exercise.id,):
                 raise

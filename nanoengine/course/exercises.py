@@ -39,7 +39,6 @@ KINDS = ("exercise", "solution")
 _FOLDERS = {"exercise": "exercises", "solution": "solutions"}
 _STUB, _SOLUTION = "# --- stub\n", "# --- solution\n"
 _HINTS = re.compile(r"<!-- hints (ex\d\d[a-z]) -->")
-_CHECK = re.compile(r"\Acheck\(\"(ex\d\d[a-z])\", globals\(\)\)\Z")
 _HINT_WORD = {"en": "Hint {i}", "zh": "提示 {i}"}
 
 
@@ -93,8 +92,9 @@ def exercise_problems(source: LessonSource) -> list[str]:
         stub = f'raise NotImplementedError("{exercise.id}")'
         if answer is None or stub not in answer.en.partition(_SOLUTION)[0]:
             problems.append(f"{where}: the stub of cell {exercise.id}-answer must {stub}")
-        if check is None or "check" not in check.tags or _CHECK.match(check.en) is None:
-            problems.append(f'{where}: cell {exercise.id}-check, tagged check, is: check("{exercise.id}", globals())')
+        line = f'check("{exercise.id}", globals())'
+        if check is None or "check" not in check.tags or check.en != line:
+            problems.append(f"{where}: cell {exercise.id}-check, tagged check, is: {line}")
         if text.count(f"<!-- hints {exercise.id} -->") != 2:
             problems.append(f"{where}: put <!-- hints {exercise.id} --> into the English and the Chinese of one cell")
     return problems
