@@ -109,7 +109,7 @@ BAD_CONFIG = {
     "policy": ["fifo", None, [], 3],
     "enable_prefix_caching": [1, None, "yes"],
     "watermark": [-0.1, 0.6, NAN, INF, None, "0", True],
-    "overlap": [2, -1, True, None, 0.0, 1.0, "1"],
+    "overlap": [2, -1, True, 0.0, 1.0, "1"],
     "vocab_size": [0, -1, 1.5, True],
     "eos_token_ids": [5, "5", [-1], [1.5], [True], None, [None]],
     "seed": [1.5, None, "1", True, NAN],
@@ -119,6 +119,7 @@ BAD_CONFIG = {
     "gpu_memory_utilization": [0, 1.1, NAN, None, "0.9"],
     "kv_cache_gib": [0, -1, NAN, INF, "1", True],
     "enforce_eager": [0, None],
+    "fused_kernels": [1, None],
     "tensor_parallel_size": [0, None, 1.0, True],
 }
 
