@@ -1,0 +1,13 @@
+"""Results of a test go into its own folder, never into a reader's progress file."""
+
+import pytest
+
+from nanoengine.course import lesson as lesson_module
+
+
+@pytest.fixture(autouse=True)
+def progress_file(tmp_path, monkeypatch):
+    path = tmp_path / "progress.json"
+    monkeypatch.setenv("NANOENGINE_PROGRESS", str(path))
+    yield path
+    lesson_module._current = "en"
