@@ -166,7 +166,7 @@ def truncate(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min
     top_k first; top_p counts probabilities renormalised over what top_k kept, and keeps the token
     that crosses the threshold; min_p is relative to the likeliest token. One token always stays.
     """
-    values, order = scores.sort(-1, descending=True, stable=True)
+    values, order = scores.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(scores.shape[-1], device=scores.device)
     keep = (ranks < top_k) | (top_k == 0)
     probs = values.masked_fill(~keep, -torch.inf).softmax(-1)
