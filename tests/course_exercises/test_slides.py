@@ -1,0 +1,151 @@
+"""Slides and answer key: everything inside one file, an idea a slide, notes for the teacher only there."""
+
+import re
+from html.parser import HTMLParser
+
+import nbformat
+import pytest
+
+from nanoengine.course import reveal, slides
+from nanoengine.course.answer_key import answer_key
+from nanoengine.course.checks import exercises_of
+from nanoengine.course.record import load_all
+from nanoengine.course.reveal import RevealMissing, load_reveal
+from nanoengine.course.slides import MAX_LINES, ROOM, make_slides, to_page
+
+RECORDS = load_all()
+PIXEL = "data:image/png;base64,iVBORw0KGgo="
+
+
+def _markdown(cell_id, source, kind="-", tags=()):
+    return nbformat.v4.new_markdown_cell(
+        source, id=cell_id, metadata={"slideshow": {"slide_type": kind}, "tags": list(tags)}
+    )
+
+
+def _code(cell_id, source, *outputs, tags=()):
+    metadata = {"slideshow": {"slide_type": "-"}, "tags": list(tags)}
+    made = nbformat.v4.new_code_cell(source, id=cell_id, metadata=metadata)
+    made.outputs = list(outputs)
+    return made
+
+
+def _stream(text):
+    return nbformat.v4.new_output("stream", text=text)
+
+
+def _html(markup):
+    return nbformat.v4.new_output("display_data", data={"text/html": markup, "text/plain": "<a widget>"})
+
+
+@pytest.fixture
+def notebook():
+    long = "\n".join(f"line_{n} = {n}" for n in range(30))
+    made = nbformat.v4.new_notebook()
+    made.cells = [
+        _markdown("title", "# Ninety lines\n\nA *lesson* with | no table.", "slide"),
+        _code("env", 'lesson("01")', _stream("Lesson 01 ready\n")),
+        _markdown("question", "## The question", "slide"),
+        _markdown("quote", "> **Key insight.** One step."),
+        _code("long", long, _stream("".join(f"out {n}\n" for n in range(40)))),
+        _code("picture", "player()", _html(f'<img alt="queues" src="{PIXEL}">')),
+        _markdown("deeper", "### Deeper", "subslide"),
+        _markdown("secret", "Only the teacher reads this.", "notes", tags=("notes",)),
+        _code("close", "llm.close()", tags=("hidden",)),
+    ]
+    return made
+
+
+def _columns(notebook, lang="en"):
+    return [[slide.ids for slide in column] for column in make_slides(notebook, lang)]
+
+
+def test_headings_open_slides_and_what_does_not_fit_goes_below(notebook):
+    assert _columns(notebook) == [
+        [["title", "env"]],
+        [["question", "quote", "long"], ["long"], ["picture"], ["deeper"]],  # code and its picture together
+    ]
+    for column in make_slides(notebook, "en"):
+        assert all(slide.lines <= ROOM for slide in column)
+
+
+MORE = [("en", "… 18 more lines in the notebook"), ("zh", "…… 其余 18 行见 notebook")]
+
+
+@pytest.mark.parametrize(("lang", "words"), MORE)
+def test_long_code_and_long_output_are_excerpts(notebook, lang, words):
+    text = "".join(part for column in make_slides(notebook, lang) for slide in column for part in slide.parts)
+    plain = re.sub(r"<[^>]+>", "", text)
+    assert words in plain
+    assert f"line_{MAX_LINES - 1} = " in plain and f"line_{MAX_LINES} = " not in plain
+    assert f"out {MAX_LINES - 1}" in plain and f"out {MAX_LINES}" not in plain
+
+
+def test_teachers_cells_and_hidden_ones_are_on_no_slide(notebook):
+    page = to_page(notebook, "en", None, load_reveal())
+    assert "Only the teacher" not in page and "llm.close" not in page
+
+
+class _Page(HTMLParser):
+    """What a browser would fetch, and whether tags are closed."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.fetched, self.open = [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.fetched += [v for k, v in attrs if k in ("src", "href") and v and not v.startswith(("data:", "#"))]
+        if tag not in ("img", "meta", "br", "link", "input", "hr"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_page_is_one_file_that_fetches_nothing(notebook, lang):
+    page = to_page(notebook, lang, None, load_reveal())
+    parsed = _Page(page)
+    assert parsed.fetched == [] and parsed.open == []
+    assert "@import" not in page
+    assert not re.search(r"url\((?!data:)", "".join(re.findall(r"<style>.*?</style>", page, re.DOTALL)))
+    assert f'<img alt="queues" src="{PIXEL}">' in page
+    assert "<title>Ninety lines</title>" in page
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_plan_stands_in_the_speakers_notes_once_each(record, lang):
+    made = nbformat.v4.new_notebook()
+    ids = dict.fromkeys(cell_id for item in record.plan for cell_id in item.sections)
+    made.cells = [_markdown(cell_id, f"## {cell_id}", "slide") for cell_id in ids]
+    page = to_page(made, lang, record, load_reveal())
+    notes = re.findall(r'<aside class="notes">(.*?)</aside>', page)
+    assert sum(note.count("<b>") for note in notes) == len(record.plan)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_answer_key_holds_answers_likely_wrong_ones_and_solutions(record, lang):
+    page = answer_key(record, lang)
+    parsed = _Page(page)
+    assert parsed.fetched == [] and parsed.open == []
+    assert page.count('class="right"') == sum(len(question.right) for question in record.quiz)
+    assert page.count("<small>") == sum(len(question.options) for question in record.quiz) + len(record.wrong_answers)
+    assert all(f"<h3>{exercise.id} · " in page for exercise in exercises_of(record.lesson))
+    assert "NotImplementedError" not in page
+
+
+def test_without_reveal_it_is_said_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(reveal.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RevealMissing, match="pip install --no-deps sphinx-revealjs"):
+        load_reveal()
+
+
+def test_a_lesson_that_was_not_built_is_named(tmp_path, capsys):
+    (tmp_path / "src").mkdir()
+    text = '# %% [markdown] id="a"\n# # A\n#\n# <!-- zh -->\n# # 甲\n'
+    (tmp_path / "src" / "02_small.py").write_text(text, encoding="utf-8")
+    assert slides.main(["--lessons", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert "run `make notebooks` first" in capsys.readouterr().err
