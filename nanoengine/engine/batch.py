@@ -99,6 +99,12 @@ def _input_ids(seqs, starts, counts, one_each, rows_in_flight) -> tuple[np.ndarr
             return np.array([seq.token_ids[p] for seq, p in zip(seqs, starts, strict=True)], np.int64), None
         spans = [seq.token_ids[a : a + n] for seq, a, n in zip(seqs, starts, counts, strict=True)]
         return np.array([token for span in spans for token in span], np.int64), None
+    if one_each:  # the hot path of the overlapped loop: no span to slice
+        sources = [
+            -1 if p < len(seq.token_ids) else rows_in_flight[seq.seq_id] for seq, p in zip(seqs, starts, strict=True)
+        ]
+        ids = [seq.token_ids[p] if row < 0 else 0 for seq, p, row in zip(seqs, starts, sources, strict=True)]
+        return np.array(ids, np.int64), np.array(sources, np.int64)
     ids, sources = [], []
     for seq, start, count in zip(seqs, starts, counts, strict=True):
         known = seq.token_ids[start : start + count]
