@@ -8,7 +8,7 @@ from typing import Any
 
 from nanoengine.course.deck import Schedule, span
 from nanoengine.course.lesson import current_lang
-from nanoengine.course.live import Countdown, Form, fill, folded, page, remember, row
+from nanoengine.course.live import Countdown, Form, fill, folded, page, part, remember, row
 from nanoengine.course.phrases import say
 from nanoengine.course.record import Card, load, load_all
 from nanoengine.course.text import html, inline
@@ -63,7 +63,7 @@ class Cards(Form):
         parts = [("show_short", html(card.short[self.lang])), ("show_long", html(card.long[self.lang])),
                  ("follow_ups", follow_ups_html(card, self.lang))]  # fmt: skip
         answers = "".join(folded(say(key, self.lang), body) for key, body in parts)
-        return f"<p><b>{inline(card.question[self.lang])}</b></p>{answers}"
+        return part(f"<p><b>{inline(card.question[self.lang])}</b></p>{answers}")
 
     def text(self) -> str:
         return "\n".join(f"{n}. {card.question[self.lang]}" for n, card in enumerate(self.deck, 1))

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from nanoengine.course.lesson import current_lang
-from nanoengine.course.live import Form, fill, folded, page, remember, row
+from nanoengine.course.live import Form, fill, folded, page, part, remember, row
 from nanoengine.course.phrases import say
 from nanoengine.course.record import Record, Stop, load
 from nanoengine.course.show import ref, show
@@ -47,7 +47,7 @@ class Hunt(Form):
 
     def html(self) -> str:
         return "".join(
-            self._head(n, stop, stop.at) + folded(say("unfold_answer", self.lang), html(stop.answer[self.lang]))
+            part(self._head(n, stop, stop.at) + folded(say("unfold_answer", self.lang), html(stop.answer[self.lang])))
             for n, stop in enumerate(self.record.hunt, 1)
         )
 

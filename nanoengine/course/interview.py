@@ -16,7 +16,7 @@ from nanoengine.course.lesson import current_lang
 from nanoengine.course.live import Countdown, Form, clock, fill, page, row
 from nanoengine.course.phrases import INTERVIEW_RUBRIC, say
 from nanoengine.course.record import Card, FollowUp, load_all
-from nanoengine.course.text import html, inline
+from nanoengine.course.text import bare, html, inline
 
 MINUTES = 15
 # 30 seconds, 3 minutes, and a short follow-up.
@@ -109,16 +109,16 @@ def run_interview(
     done: list[Asked] = []
     try:
         for number, item in enumerate(asked, 1):
-            write(f"\n{number}/{len(asked)}  {item.card.question[lang]}")
+            write(f"\n{number}/{len(asked)}  {bare(item.card.question[lang])}")
             start = now()
             read(say("interview_enter", lang))
-            write(f"\n{say('interview_follow', lang)}: {item.follow_up.question[lang]}")
+            write(f"\n{say('interview_follow', lang)}: {bare(item.follow_up.question[lang])}")
             read(say("interview_enter", lang))
             seconds = now() - start
             over = f" ({say('interview_over', lang)})" if seconds > CARD_SECONDS else ""
             write(f"{say('interview_took', lang, time=clock(seconds))}{over}\n")
             for line in _answer_lines(item, lang):
-                write(line)
+                write(bare(line))
             done.append(Asked(item.card, item.follow_up, seconds, _read_grade(read, write, lang)))
     except (EOFError, KeyboardInterrupt):
         write("\n" + say("interview_early", lang))
@@ -126,7 +126,7 @@ def run_interview(
         write("\n" + summary(done, lang))
     write(f"\n{say('interview_rubric', lang)}")
     for line in INTERVIEW_RUBRIC:
-        write("  - " + line[lang].replace("**", ""))
+        write("  - " + bare(line[lang]))
     return done
 
 

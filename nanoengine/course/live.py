@@ -74,6 +74,11 @@ def folded(summary: str, body: str) -> str:
     return f"<details><summary>{summary}</summary>{body}</details>"
 
 
+def part(body: str) -> str:
+    """One of several parts of a still form, with room below it."""
+    return f'<div style="margin-bottom:16px">{body}</div>'
+
+
 def row(w: Any, items: list) -> Any:
     """Widgets in a line that wraps on a narrow page."""
     return w.HBox(items, layout={"flex_flow": "row wrap", "align_items": "center", "grid_gap": "4px 8px"})

@@ -6,14 +6,14 @@ from html import escape
 from typing import Any
 
 from nanoengine.course.lesson import current_lang
-from nanoengine.course.live import Form, fill, folded, page, remember, row
+from nanoengine.course.live import Form, fill, folded, page, part, remember, row
 from nanoengine.course.phrases import say
 from nanoengine.course.pointers import describe
 from nanoengine.course.record import PASS_MARK, Question, Record, load
 from nanoengine.course.text import inline
 
 LETTERS = "ABCDE"
-_RIGHT, _WRONG = "#2e7d46", "#b3471b"
+_RIGHT, _WRONG = "#3d8440", "#b8600b"  # legible on light and dark, as the colours of show
 
 
 def quiz(no: str, *, lang: str | None = None) -> Quiz:
@@ -70,11 +70,11 @@ class Quiz(Form):
     def html(self) -> str:
         out = []
         for number, question in enumerate(self.record.quiz, 1):
-            options = "".join(f"<li>{inline(option.text[self.lang])}</li>" for option in question.options)
-            out.append(
-                f"<p><b>{number}.</b> {self._asked(question)}</p>"
-                f'<ol type="A">{options}</ol>' + folded(say("unfold", self.lang), self.reasons(question, live=False))
-            )
+            # Letters as text: JupyterLab's sanitiser takes the type of a list away.
+            letters = zip(LETTERS, question.options, strict=False)
+            options = "<br>".join(f"{letter}. {inline(option.text[self.lang])}" for letter, option in letters)
+            why = folded(say("unfold", self.lang), self.reasons(question, live=False))
+            out.append(part(f"<p><b>{number}.</b> {self._asked(question)}</p><p>{options}</p>{why}"))
         return "".join(out)
 
     def text(self) -> str:
@@ -93,11 +93,9 @@ class Quiz(Form):
         out = []
         for i, option in enumerate(question.options):
             mark, colour, word = ("✓", _RIGHT, "option_right") if option.right else ("✗", _WRONG, "option_wrong")
-            see = ", ".join(
-                f"<code>{escape(name)}</code>" if ":" in pointer else escape(name)
-                for pointer in option.see
-                for name in [describe(pointer, self.record.name, self.lang, live=live)]
-            )
+            places = (describe(pointer, self.record.name, self.lang, live=live) for pointer in option.see)
+            # Two cells may stand under one heading.
+            see = ", ".join(dict.fromkeys(f"<code>{escape(p)}</code>" if ".py" in p else escape(p) for p in places))
             picked = " ◂" if i in chosen else ""
             out.append(
                 f'<p style="margin:4px 0"><b style="color:{colour}">{LETTERS[i]} {mark} {say(word, self.lang)}{picked}'

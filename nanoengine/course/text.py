@@ -49,6 +49,11 @@ def inline(text: str) -> str:
     return MarkdownIt("commonmark", {"html": False}).renderInline(text)
 
 
+def bare(text: str) -> str:
+    """Markdown as it is read in a terminal: without the marks of bold text and code."""
+    return text.replace("**", "").replace("`", "")
+
+
 def plain(markup: str) -> str:
     """HTML as plain text on one line."""
     return " ".join(unescape(_TAG.sub(" ", markup)).split())

@@ -12,7 +12,7 @@ from nanoengine.course.cards import cards
 from nanoengine.course.deck import DECK_IDS, Schedule, anki_notes, export_anki, span
 from nanoengine.course.interview import CARD_SECONDS, Asked, Interview, draw, interview, run_interview, summary
 from nanoengine.course.record import load, load_all
-from nanoengine.course.text import Text
+from nanoengine.course.text import Text, bare
 from nanoengine.course.topics import topics
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -163,7 +163,8 @@ def test_the_terminal_interview_times_grades_and_closes_with_the_rubric(lang):
     assert [(item.seconds, item.grade, item.over) for item in done] == [(100, 4, False), (CARD_SECONDS + 1, 2, True)]
     for item in done:
         for text in (item.card.question, item.follow_up.question, item.card.short, item.card.stop):
-            assert text[lang] in said
+            assert bare(text[lang]) in said
+    assert "**" not in said and "`" not in said
     assert {"en": "2 questions, 5:26, mean grade 3.0 of 4, 1 over time.", "zh": "平均 3.0/4,1 道超时"}[lang] in said
     assert {"en": "Type 1, 2, 3 or 4.", "zh": "请输入 1、2、3 或 4。"}[lang] in said
     assert said.rstrip().endswith({"en": "for the next question.", "zh": "等人追问。"}[lang])
