@@ -25,14 +25,17 @@ class EngineConfig:
         "prefill_first" (one kind a step, as nano-vllm).
     watermark: share of the pool that an admission leaves free while other sequences run, so that
         a newcomer is not preempted by the next decode step.
-    overlap: steps in flight while the host prepares the next one: 0 or 1.
+    overlap: steps in flight while the host prepares the next one: 0 or 1. None: what the runner likes
+        (1 on a GPU, 0 on a CPU, where host and device are the same).
     vocab_size: ids at or above it are refused. eos_token_ids: the model's end tokens.
     seed: where requests without a seed of their own get one from.
     device: "auto", "cpu", "cuda", "cuda:1". dtype: "auto", "float32", "bfloat16", "float16".
     attention: "auto", "torch", "flash" or "triton".
-    gpu_memory_utilization: share of the card's memory this process may use.
-    kv_cache_gib: memory for KV on a CPU, in GiB; None: 1 GiB, or less where less is free.
-    enforce_eager: no CUDA graphs. tensor_parallel_size: number of ranks.
+    gpu_memory_utilization: share of the card's memory that may be in use, what others hold included.
+    kv_cache_gib: memory for KV at most, in GiB. None: on a CPU 1 GiB, or less where less is free; on a
+        GPU all of its share that weights and the largest step leave.
+    enforce_eager: no CUDA graphs. fused_kernels: False runs the layers in plain torch.
+    tensor_parallel_size: number of ranks.
     """
 
     max_num_seqs: int = 256
@@ -43,7 +46,7 @@ class EngineConfig:
     policy: str = "token_budget"
     enable_prefix_caching: bool = True
     watermark: float = 0.01
-    overlap: int = 0
+    overlap: int | None = None
     vocab_size: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     seed: int = 0
@@ -53,6 +56,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     kv_cache_gib: float | None = None
     enforce_eager: bool = False
+    fused_kernels: bool = True
     tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
@@ -62,14 +66,15 @@ class EngineConfig:
         for name in ("block_size", "num_blocks", "vocab_size"):
             if getattr(self, name) is not None:
                 put(name, integer(name, getattr(self, name), 1, BIG))
-        put("overlap", integer("overlap", self.overlap, 0, 1))
+        if self.overlap is not None:
+            put("overlap", integer("overlap", self.overlap, 0, 1))
         put("seed", integer("seed", self.seed, -(2**63), 2**63 - 1))
         put("watermark", number("watermark", self.watermark, 0, 0.5))
         put("gpu_memory_utilization", number("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1))
         if self.kv_cache_gib is not None:
             put("kv_cache_gib", number("kv_cache_gib", self.kv_cache_gib, 1e-6, 1e6))
         put("eos_token_ids", integers("eos_token_ids", self.eos_token_ids, 0, BIG))
-        for name in ("enable_prefix_caching", "enforce_eager"):
+        for name in ("enable_prefix_caching", "enforce_eager", "fused_kernels"):
             boolean(name, getattr(self, name))
         for name, choices in (("policy", POLICIES), ("dtype", DTYPES), ("attention", BACKENDS)):
             if getattr(self, name) not in choices:

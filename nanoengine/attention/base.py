@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
@@ -33,13 +34,67 @@ class AttentionBackend(Protocol):
         ...
 
 
-def choose_backend(name: str, device: torch.device, block_size: int | None = None) -> AttentionBackend:
-    """The backend called ``name``; "auto" takes the best one that works on ``device``.
+def choose_backend(
+    name: str, device: torch.device, block_size: int | None = None, *, head_dim: int = 128, group: int = 1
+) -> AttentionBackend:
+    """The backend called ``name``; "auto" takes the fastest one that works on ``device``.
 
-    Errors: ValueError if the named one cannot run here, or not with this block size.
+    On a GPU that is triton (measured: faster than flash-attn at decode, and at any block size), then
+    flash where Triton is missing, then torch; on a CPU torch. group: query heads a KV head.
+    Errors: ValueError if the named one cannot run here, or not with this block size or head_dim.
     """
     from nanoengine.attention.torch_attention import TorchAttention
 
-    if name in ("auto", "torch"):
+    if name == "torch" or (name == "auto" and device.type != "cuda"):
         return TorchAttention()
-    raise ValueError(f"attention must be auto or torch, got {name!r}")
+    if name not in ("auto", "triton", "flash"):
+        raise ValueError(f"attention must be auto, torch, triton or flash, got {name!r}")
+    problems = {}
+    for candidate, (why_not, make) in _GPU_BACKENDS.items():
+        if name in ("auto", candidate):
+            problem = why_not(device, block_size, head_dim)
+            if problem is None:
+                return make(group)
+            problems[candidate] = problem
+    if name == "auto":
+        return TorchAttention()
+    raise ValueError(f"attention={name!r} cannot run here: {problems[name]}")
+
+
+def _why_not_triton(device: torch.device, block_size: int | None, head_dim: int) -> str | None:
+    if find_spec("triton") is None:
+        return 'triton is not installed: pip install "nanoengine[kernels]"'
+    if device.type != "cuda":
+        return f"it needs a CUDA GPU, the device is {device}"
+    if block_size is not None and block_size < 16:
+        return f"block_size={block_size}, it needs at least 16"
+    return None
+
+
+def _why_not_flash(device: torch.device, block_size: int | None, head_dim: int) -> str | None:
+    if device.type != "cuda":
+        return f"it needs a CUDA GPU, the device is {device}"
+    if find_spec("flash_attn") is None or find_spec("triton") is None:
+        return 'flash-attn is not installed: pip install "nanoengine[gpu]"'
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "it needs a GPU of compute capability 8.0 (Ampere) or newer"
+    if block_size is not None and block_size % 256:
+        return f"block_size={block_size}, it needs a multiple of 256"
+    if head_dim > 256:
+        return f"head_dim={head_dim}, it takes up to 256"
+    return None
+
+
+def _make_triton(group: int) -> AttentionBackend:
+    from nanoengine.attention.triton_attention import TritonAttention
+
+    return TritonAttention(group)
+
+
+def _make_flash(group: int) -> AttentionBackend:
+    from nanoengine.attention.flash_attention import FlashAttention
+
+    return FlashAttention()
+
+
+_GPU_BACKENDS = {"triton": (_why_not_triton, _make_triton), "flash": (_why_not_flash, _make_flash)}

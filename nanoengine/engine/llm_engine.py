@@ -26,9 +26,9 @@ class LLMEngine:
     def __init__(self, config: EngineConfig, *, runner=None, block_manager=None, scheduler=None,
                  observer=None, **parts):  # fmt: skip
         if runner is None:
-            from nanoengine.engine.model_runner import ModelRunner  # the first line that needs torch
+            from nanoengine.engine.model_runner import make_runner  # the first line that needs torch
 
-            runner = ModelRunner(config, **parts)
+            runner = make_runner(config, **parts)
         elif parts:
             raise TypeError(f"{', '.join(parts)}: a runner of your own brings its own parts")
         self.config, self.runner, self.observer = config, runner, observer
@@ -36,6 +36,7 @@ class LLMEngine:
         self.sequences: dict[int, Sequence] = {}  # all that have not finished, by id, oldest first
         self.in_flight: list[InFlight] = []
         self._ids = itertools.count()
+        self.overlap = getattr(runner, "overlap", 0) if config.overlap is None else config.overlap
 
     def add_request(self, prompt_token_ids, params=None, *, prompt=None, detokenizer=None) -> Sequence:
         """Queue one request. ValueError if it can never be served; the engine goes on."""
@@ -71,7 +72,7 @@ class LLMEngine:
                 self.scheduler.advance(plan)
             elif self.sequences and not self.in_flight:
                 raise RuntimeError(f"the scheduler runs nothing, with {len(self.sequences)} requests unfinished")
-            if len(self.in_flight) > (self.config.overlap if plan.seqs else 0):
+            if len(self.in_flight) > (self.overlap if plan.seqs else 0):
                 return self._land()  # 3. postprocess: append, stop, free
             return StepOutput()
         except BaseException:

@@ -54,15 +54,22 @@ class ModelRunner:
             self.model = load_decoder(model, load_format, config, self.device)
         self.model_config = self.model.config
         self.dtype = next(self.model.parameters()).dtype
-        self.attention = attention or choose_backend(config.attention, self.device, config.block_size)
+        m = self.model_config
+        self.attention = attention or choose_backend(
+            config.attention, self.device, config.block_size,
+            head_dim=m.head_dim, group=m.num_attention_heads // m.num_key_value_heads,
+        )  # fmt: skip
         self.sampler = sampler or Sampler()
+        self._tune(config)
         self.block_size = config.block_size or self.attention.default_block_size
         self.num_blocks = config.num_blocks or self._blocks_that_fit(config)
-        m = self.model_config
         shape = (m.num_hidden_layers, 2, self.num_blocks, self.block_size, m.num_key_value_heads, m.head_dim)
         self.kv_cache = zeros(shape, self.dtype, self.device)
         self._layer_caches = list(self.kv_cache)
         self._previous: torch.Tensor | None = None  # by row, the tokens that the last launch sampled
+
+    def _tune(self, config: EngineConfig) -> None:
+        """What a device wants changed before memory is measured: nothing here."""
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingTokens:
@@ -116,6 +123,15 @@ class ModelRunner:
             torch.cuda.empty_cache()
 
 
+def make_runner(config: EngineConfig, **parts) -> ModelRunner:
+    """The runner for the config's device."""
+    if pick_device(config.device).type != "cuda":
+        return ModelRunner(config, **parts)
+    from nanoengine.engine.gpu_runner import GpuRunner
+
+    return GpuRunner(config, **parts)
+
+
 def _check_limits(config: EngineConfig, vocab_size: int, positions: int) -> None:
     """A request that the engine lets in must not ask the model for what it does not have."""
     if config.max_model_len > positions:
@@ -146,6 +162,10 @@ def load_decoder(model, load_format: str, config: EngineConfig, device: torch.de
             decoder = Decoder(files.config, config.max_model_len)
     finally:
         torch.set_default_dtype(before)
-    weights = dummy_weights(files.config) if files.load_format == "dummy" else read_weights(files.folder, files.config)
+    if files.load_format == "dummy":  # made on the device: a card draws 600 million numbers in no time
+        made = dict(dtype=dtype, device=device) if device.type == "cuda" else {}
+        weights = dummy_weights(files.config, **made)
+    else:
+        weights = read_weights(files.folder, files.config)
     decoder.load_weights(weights)
     return decoder.eval()

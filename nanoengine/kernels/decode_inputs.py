@@ -26,8 +26,10 @@ def decode_inputs(ids, sources, previous, positions, slots, table_rows, tables, 
     """
     rows, hidden = len(ids), embedding.shape[1]
     out = embedding.new_empty(rows, hidden)
-    _decode_inputs[(rows,)](ids, sources, previous, positions, slots, table_rows, tables, embedding, out,
-                            tables.stride(0), BLOCK_SIZE=block_size, HIDDEN=hidden, PAD=power_of_two(hidden))  # fmt: skip
+    _decode_inputs[(rows,)](
+        ids, sources, previous, positions, slots, table_rows, tables, embedding, out, tables.stride(0),
+        BLOCK_SIZE=block_size, HIDDEN=hidden, PAD=power_of_two(hidden),
+    )  # fmt: skip
     return out
 
 

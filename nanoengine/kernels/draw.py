@@ -13,7 +13,7 @@ import triton.language as tl
 from nanoengine.kernels.common import power_of_two
 from nanoengine.model.sampler import gumbel_noise
 
-TILE = 4096
+TILE = 2048
 
 
 def draw_reference(logits, temperatures, seeds, positions) -> torch.Tensor:
@@ -57,8 +57,8 @@ def _best_of_tile(logits, temperatures, seeds, positions, scores, tokens, vocab,
         base = _mix(seed + _mix(position + 0xBF58476D1CE4E5B9))
         bits = _mix(base + (token + 1).to(tl.uint64) * 0x9E3779B97F4A7C15) >> 11
         uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 1.1102230246251565e-16, 0.999999940395355)  # 2**-53
-        rest = 1.0 - uniform  # -log1p(-uniform), exact where uniform is tiny (Kahan)
-        exponential = tl.where(rest == 1.0, uniform, tl.log(rest) * uniform / (rest - 1.0))
+        series = uniform * (1 + uniform * (0.5 + uniform * (0.33333334 + uniform * 0.25)))
+        exponential = tl.where(uniform < 0.01, series, -tl.log(1.0 - uniform))  # -log1p(-uniform), without log1p
         score = score / tl.maximum(temperature, 1e-6) - tl.log(exponential)
     best = tl.argmax(score, 0)
     tl.store(scores + row * tiles + tile, tl.max(score, 0))

@@ -54,7 +54,7 @@ def _launch(x, delta, norm_weight, new, weight, bias, eps, *, plain=False, norm=
     _gemv[(triton.cdiv(outputs, rows),)](
         x, delta, norm_weight, out if new is None else new, weight, weight if bias is None else bias, out, eps, outputs,
         INPUTS=inputs, PAD=power_of_two(inputs), ROWS=rows, NORM=norm, ADD=add, SWIGLU=swiglu,
-        BIAS=bias is not None, num_warps=4 if inputs <= 2048 else 8,
+        BIAS=bias is not None, num_warps=4 if inputs <= 1024 else 8,
     )  # fmt: skip
     return out
 

@@ -23,8 +23,10 @@ def add_norm(stream, delta, weight, eps: float) -> tuple[torch.Tensor, torch.Ten
     """
     hidden = stream.shape[1]
     normed = torch.empty_like(stream)
-    _add_norm[(len(stream),)](stream, stream if delta is None else delta, weight, normed, eps, ADD=delta is not None,
-                              HIDDEN=hidden, PAD=power_of_two(hidden), num_warps=4 if hidden <= 2048 else 8)  # fmt: skip
+    _add_norm[(len(stream),)](
+        stream, stream if delta is None else delta, weight, normed, eps,
+        ADD=delta is not None, HIDDEN=hidden, PAD=power_of_two(hidden), num_warps=4 if hidden <= 2048 else 8,
+    )  # fmt: skip
     return stream, normed
 
 

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from nanoengine.kernels.common import dot_precision, power_of_two
 
-TILE = 32  # keys a program loads at a time
+TILE = 64  # keys a program loads at a time
 
 
 def plan_pieces(contexts: np.ndarray, rows: np.ndarray, num_pieces: int, length: int | None = None):
@@ -76,14 +76,14 @@ def paged_decode(q, cache, tables, table_rows, tokens, work, rows, firsts, count
         q.stride(0), out.stride(0), cache.stride(0), tables.stride(0), pieces,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, GROUP_PAD=power_of_two(heads // kv_heads, 16),
         D=d, D_PAD=power_of_two(d), BLOCK_SIZE=block_size, TILE=TILE, PRECISION=dot_precision(q.dtype),
-        num_warps=2, num_stages=2,
+        num_warps=2, num_stages=3,
     )  # fmt: skip
     if counts is not None:
         _combine_pieces[(len(rows), heads)](partial, weight, tokens, rows, firsts, counts, out, out.stride(0),
                                             HEADS=heads, D=d, D_PAD=power_of_two(d), MANY=16, num_warps=1)  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pieces"])
 def _decode_pieces(
     q, cache, tables, table_rows, tokens, work, out, partial, weight, scale,
     q_stride, out_stride, values, table_stride, pieces,

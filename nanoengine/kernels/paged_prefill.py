@@ -63,12 +63,12 @@ def paged_prefill(q, cache, tables, table_rows, tokens, query_lens, context_lens
         q, cache, tables, table_rows, tokens, query_lens, context_lens, tiles, out, scale * 1.4426950408889634,
         q.stride(0), out.stride(0), cache.stride(0), tables.stride(0), tiles.shape[1],
         KV_HEADS=kv_heads, GROUP=group, GROUP_PAD=power_of_two(group), QUERIES=queries_per_tile(group),
-        D=d, D_PAD=power_of_two(d), BLOCK_SIZE=block_size, TILE=32 if wide else 64,
+        D=d, D_PAD=power_of_two(d), BLOCK_SIZE=block_size, TILE=32,
         PRECISION=dot_precision(q.dtype), num_warps=8, num_stages=1 if wide else 2,
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def _prefill_tiles(
     q, cache, tables, table_rows, tokens, query_lens, context_lens, tiles, out, scale,
     q_stride, out_stride, values, table_stride, num_tiles,

@@ -61,11 +61,12 @@ def _rope_store(
     x, other = raw.to(tl.float32), tl.load(row + partner[None, :], mask=real, other=0.0).to(tl.float32)
     if NORM:
         scale = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
-        is_q, inside = (head < HEADS)[:, None], dim < D
-        w, w_other = tl.load(q_weight + dim, mask=inside, other=0.0), tl.load(q_weight + partner, mask=inside, other=0.0)
-        u, u_other = tl.load(k_weight + dim, mask=inside, other=0.0), tl.load(k_weight + partner, mask=inside, other=0.0)
-        x = x * scale * tl.where(is_q, w[None, :], u[None, :]).to(tl.float32)
-        other = other * scale * tl.where(is_q, w_other[None, :], u_other[None, :]).to(tl.float32)
+        # the norm's weight is that of queries or of keys, the same for all heads of a kind
+        weight, choice = tl.where(head < HEADS, 1, 0)[:, None], real & (head < HEADS + KV_HEADS)[:, None]
+        at = tl.where(weight == 1, q_weight + dim[None, :], k_weight + dim[None, :])
+        at_other = tl.where(weight == 1, q_weight + partner[None, :], k_weight + partner[None, :])
+        x = x * scale * tl.load(at, mask=choice, other=0.0).to(tl.float32)
+        other = other * scale * tl.load(at_other, mask=choice, other=0.0).to(tl.float32)
     angle = tl.load(positions + token) * D + dim
     c, s = tl.load(cos + angle, mask=dim < D, other=0.0), tl.load(sin + angle, mask=dim < D, other=0.0)
     turned = (x * c[None, :] + other * s[None, :]).to(q.dtype.element_ty)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from nanoengine.model.config import ModelConfig
-from nanoengine.model.layers import PackedLinear, RMSNorm, RotaryTable, linear, rotate
+from nanoengine.model.layers import PackedLinear, RMSNorm, RotaryTable
+from nanoengine.model.ops import TorchOps
 
 
 class Attention(nn.Module):
@@ -26,19 +26,15 @@ class Attention(nn.Module):
         parts = {"q_proj": self.heads * d, "k_proj": self.kv_heads * d, "v_proj": self.kv_heads * d}
         self.qkv_proj = PackedLinear(config.hidden_size, parts, config.attention_bias)
         self.o_proj = PackedLinear(self.heads * d, {"o_proj": config.hidden_size}, config.attention_bias)
-        if config.qk_norm:
-            self.q_norm, self.k_norm = RMSNorm(d, config.rms_norm_eps), RMSNorm(d, config.rms_norm_eps)
+        self.q_norm = RMSNorm(d, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(d, config.rms_norm_eps) if config.qk_norm else None
 
-    def forward(self, x, rope, attention, cache, metadata) -> torch.Tensor:
-        heads, kv_heads, d = self.heads, self.kv_heads, self.config.head_dim
-        qkv = self.qkv_proj(x).view(len(x), heads + 2 * kv_heads, d)
-        qk, v = qkv.split((heads + kv_heads, kv_heads), 1)
-        if self.config.qk_norm:
-            q, k = qk.split((heads, kv_heads), 1)
-            qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1)
-        q, k = rotate(qk, *rope).split((heads, kv_heads), 1)
+    def forward(self, qkv, rope, attention, cache, metadata, ops) -> torch.Tensor:
+        """qkv: [T, (heads + 2 * kv_heads) * head_dim]; returns [T, hidden_size]."""
+        slots = metadata.slots if getattr(attention, "reads_stored", False) else None
+        q, k, v = ops.turn(qkv, self, rope, cache, slots)
         out = attention(q, k, v, cache, metadata, self.scale)
-        return self.o_proj(out.flatten(1))
+        return ops.product(out.flatten(1), self.o_proj.weight, self.o_proj.bias)
 
 
 class MLP(nn.Module):
@@ -50,10 +46,6 @@ class MLP(nn.Module):
         self.gate_up_proj = PackedLinear(config.hidden_size, parts, config.mlp_bias)
         self.down_proj = PackedLinear(config.intermediate_size, {"down_proj": config.hidden_size}, config.mlp_bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, -1)
-        return self.down_proj(F.silu(gate) * up)
-
 
 class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig):
@@ -63,9 +55,12 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x, rope, attention, cache, metadata) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rope, attention, cache, metadata)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, stream, delta, rope, attention, cache, metadata, ops) -> tuple[torch.Tensor, torch.Tensor]:
+        """stream: [T, hidden_size]; delta: what the layer before adds to it, or None. Returns the same two."""
+        stream, qkv = ops.norm_product(stream, delta, self.input_layernorm, self.self_attn.qkv_proj)
+        delta = self.self_attn(qkv, rope, attention, cache, metadata, ops)
+        stream, gate_up = ops.norm_product(stream, delta, self.post_attention_layernorm, self.mlp.gate_up_proj)
+        return stream, ops.swiglu_product(gate_up, self.mlp.down_proj)
 
 
 class Decoder(nn.Module):
@@ -81,18 +76,26 @@ class Decoder(nn.Module):
         if not config.tie_word_embeddings:
             self.lm_head = nn.Parameter(torch.empty_like(self.embed_tokens), requires_grad=False)
         self.rope = RotaryTable(config, max_positions)
+        self.ops = TorchOps()
 
     def forward(self, input_ids, positions, attention, caches, metadata) -> torch.Tensor:
         """input_ids, positions: int64 [T]; caches: one KV tensor a layer; returns hidden [T, hidden_size]."""
-        x = F.embedding(input_ids, self.embed_tokens)
-        rope = self.rope(positions, x.dtype)
+        return self.layers_forward(self.ops.embed(input_ids, self.embed_tokens), positions, attention, caches, metadata)
+
+    def layers_forward(self, stream, positions, attention, caches, metadata) -> torch.Tensor:
+        """The same from embedded tokens on: stream [T, hidden_size], which is changed in place."""
+        rope, delta = self.ops.rope(self.rope, positions, stream.dtype), None
         for layer, cache in zip(self.layers, caches, strict=True):
-            x = layer(x, rope, attention, cache, metadata)
-        return self.norm(x)
+            stream, delta = layer(stream, delta, rope, attention, cache, metadata, self.ops)
+        return self.ops.norm(stream, delta, self.norm)[1]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [S, hidden_size] -> float32 [S, vocab_size]. Ask only for rows that sample."""
-        return linear(hidden, self.lm_head).float()
+        return self.scores(hidden).float()
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits in the weights' own format, where a float32 copy is not wanted."""
+        return self.ops.product(hidden, self.lm_head)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy checkpoint tensors (Hugging Face names) into the packed parameters.

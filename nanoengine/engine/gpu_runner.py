@@ -1,0 +1,185 @@
+"""Runs batches on a GPU without ever waiting for it: the tokens are asked for later. Needs torch.
+
+Everything a step needs travels in one copy from page-locked memory, block tables stay on the device,
+decode steps replay a CUDA graph, and the newest tokens are fed to the next step where they lie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+
+from nanoengine.attention.paged import PagedBackend
+from nanoengine.config import EngineConfig
+from nanoengine.engine.batch import Batch
+from nanoengine.engine.block_tables import BlockTables
+from nanoengine.engine.cuda_graph import DecodeGraphs
+from nanoengine.engine.device import upload
+from nanoengine.engine.gpu_memory import blocks_that_fit, explain_out_of_memory
+from nanoengine.engine.model_runner import ModelRunner
+from nanoengine.engine.sequence import Sequence
+from nanoengine.model.decoder import Decoder
+from nanoengine.model.ops import TorchOps
+from nanoengine.model.sampler import Sampler, report_logprobs
+
+
+class PendingTokens:
+    """A launched step: its tokens are on their way to page-locked memory, and ``landed`` says when they are there.
+
+    report: () -> logprobs of the sampling rows, computed when asked for.
+    """
+
+    def __init__(self, batch: Batch, tokens: torch.Tensor, report=None, graph_bucket: int | None = None):
+        self._num_rows, self._sample_rows, self._report = len(batch.seqs), batch.sample_rows, report
+        self.graph_bucket, self.logprobs = graph_bucket, None
+        on_gpu = tokens.device.type == "cuda"
+        self._host = torch.empty(tokens.shape, dtype=torch.int64, pin_memory=on_gpu)
+        self._host.copy_(tokens, non_blocking=True)
+        self._landed = torch.cuda.current_stream(tokens.device).record_event() if on_gpu else None
+
+    def result(self) -> list[list[int]]:
+        if self._landed is not None:
+            self._landed.synchronize()
+        tokens = self._host.tolist()
+        if len(tokens) == self._num_rows:
+            results = [[token] for token in tokens]
+        else:
+            results = [[] for _ in range(self._num_rows)]
+            for row, token in zip(self._sample_rows.tolist(), tokens, strict=True):
+                results[row].append(token)
+        if self._report is not None:
+            self.logprobs = [[] for _ in range(self._num_rows)]
+            for row, entry in zip(self._sample_rows.tolist(), self._report(), strict=True):
+                self.logprobs[row].append(entry)
+        return results
+
+
+@dataclass(slots=True)
+class Options:
+    """Sampling options of some rows as arrays. plain: temperature is all that any of them asks for."""
+
+    seqs: list[Sequence]
+    temperatures: np.ndarray  # float64 [S]
+    seeds: np.ndarray  # int64 [S]
+    plain: bool
+    logprobs: bool
+
+    @classmethod
+    def of(cls, seqs: list[Sequence]) -> Options:
+        params = [seq.params for seq in seqs]
+        plain = all(
+            p.top_p >= 1 and not (p.top_k or p.min_p or p.min_tokens or p.needs_history) and p.logprobs is None
+            for p in params
+        )
+        temperatures = np.array([p.temperature for p in params], np.float64)
+        seeds = np.array([seq.seed % 2**64 for seq in seqs], np.uint64).view(np.int64)
+        return cls(list(seqs), temperatures, seeds, plain, any(p.logprobs is not None for p in params))
+
+
+class GpuRunner(ModelRunner):
+    """ModelRunner with the GPU's own ways; parts of your own make it fall back to the plain ones.
+
+    overlap: steps that it likes to have in flight. Errors: RuntimeError that says how much memory is missing.
+    """
+
+    overlap = 1
+
+    def __init__(self, config: EngineConfig, **parts):
+        self._lines = config.max_num_seqs
+        with explain_out_of_memory(config):
+            super().__init__(config, **parts)
+            self._plain_sampler = type(self.sampler) is Sampler
+            self._previous = torch.zeros(self._lines, dtype=torch.int64, device=self.device)
+            self._options = Options.of([])
+            max_blocks = -(-config.max_model_len // self.block_size)
+            self.tables = BlockTables(self._lines, max_blocks, self.device) if self._paged else None
+            self.graphs = None
+            own_model = type(self.model).forward is not Decoder.forward
+            if self._paged and self.device.type == "cuda" and not config.enforce_eager and not own_model:
+                self.graphs = DecodeGraphs(self, config.max_num_seqs, config.max_model_len)
+
+    def _tune(self, config: EngineConfig) -> None:
+        self._paged = isinstance(self.attention, PagedBackend)
+        if config.fused_kernels and find_spec("triton") is not None:
+            from nanoengine.kernels.ops import TritonOps
+
+            self.model.ops = TritonOps()
+        else:
+            self.model.ops = TorchOps()
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> PendingTokens:
+        bucket = self.graphs.bucket_of(batch) if self.graphs is not None else None
+        whole = len(batch.sample_rows) == len(batch.seqs)
+        options = self._options_of(batch.seqs if whole else [batch.seqs[row] for row in batch.sample_rows.tolist()])
+        if bucket is None:
+            return self._launch_eagerly(batch, options)
+        rows = len(batch.seqs)
+        scores, tokens = self.graphs.replay(bucket, batch, options)[:rows], self._previous[:rows]
+        raw = scores.float() if options.logprobs else None
+        if not (options.plain and self._plain_sampler):  # the graph has drawn: in vain
+            tokens.copy_(self._sampled(scores.float(), batch.seqs, batch.context_lens))
+        return PendingTokens(batch, tokens, self._report(raw, batch.seqs, tokens), bucket)
+
+    def _launch_eagerly(self, batch: Batch, options: Options) -> PendingTokens:
+        last = np.cumsum(batch.query_lens)[batch.sample_rows] - 1
+        hidden, (last, rows, seeds, temperatures, places) = self._forward(
+            batch, last, batch.sample_rows, options.seeds, options.temperatures.view(np.int64), batch.sample_positions
+        )
+        if not options.seqs:
+            return PendingTokens(batch, rows)
+        scores, raw = self.model.scores(hidden[last]), None
+        if options.plain and self._plain_sampler and self._paged:
+            from nanoengine.kernels.draw import draw
+
+            tokens = torch.empty_like(last)
+            draw(scores, temperatures.view(torch.float64), seeds, places, tokens)
+        else:
+            raw = scores.float() if options.logprobs else None
+            tokens = self._sampled(scores.float(), options.seqs, batch.sample_positions)
+        self._previous.index_copy_(0, rows, tokens)
+        return PendingTokens(batch, tokens, self._report(raw, options.seqs, tokens))
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return self._forward(batch)[0]
+
+    def _forward(self, batch: Batch, *more: np.ndarray) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Hidden states [T, hidden_size], and ``more`` (int64 arrays) on the device."""
+        sources = [] if batch.in_flight is None else [batch.in_flight]
+        plan = self.attention.plan(batch, self.tables.lines(batch)) if self._paged else []
+        arrays = [batch.input_ids, batch.positions, *more, *sources, *plan]
+        ids, positions, *rest = upload(arrays, self.device)
+        more_there, rest = rest[: len(more)], rest[len(more) :]
+        if sources:
+            ids = torch.where(rest[0] >= 0, self._previous[rest[0].clamp(min=0)], ids)
+            rest = rest[1:]
+        if self._paged:
+            longest = int(batch.query_lens.max()), int(batch.context_lens.max())
+            metadata = self.attention.metadata(rest, self.tables.tensor, *longest)
+        else:
+            metadata = self.attention.prepare(batch, self.block_size, self.device)
+        return self.model(ids, positions, self.attention, self._layer_caches, metadata), more_there
+
+    def _options_of(self, seqs: list[Sequence]) -> Options:
+        if self._options.seqs != seqs:  # sequences compare by identity: cheap
+            self._options = Options.of(seqs)
+        return self._options
+
+    @staticmethod
+    def _report(raw: torch.Tensor | None, seqs: list[Sequence], tokens: torch.Tensor):
+        """What computes logprobs when they are asked for; the tokens are copied before a later step replaces them."""
+        if raw is None:
+            return None
+        kept = tokens.clone()
+        return lambda: report_logprobs(raw, seqs, kept)
+
+    def _blocks_that_fit(self, config: EngineConfig) -> int:
+        return blocks_that_fit(self, config) if self.device.type == "cuda" else super()._blocks_that_fit(config)
+
+    def close(self) -> None:
+        self.graphs = self.tables = None
+        super().close()

@@ -1,0 +1,110 @@
+"""The GPU's runner on a CPU: kernels in Triton's interpreter, everything but graphs and streams."""
+
+import numpy as np
+import pytest
+
+from nanoengine import SamplingParams
+from nanoengine.config import EngineConfig
+from nanoengine.engine.batch import Batch
+from nanoengine.engine.llm_engine import LLMEngine
+from nanoengine.engine.model_runner import ModelRunner
+
+PROMPTS = [[5, 9, 20, 7, 8, 31, 2, 47, 4, 50], [11, 12, 13]]
+
+
+def outputs(runner, config, params):
+    engine = LLMEngine(config, runner=runner)
+    seqs = [engine.add_request(prompt, p) for prompt, p in zip(PROMPTS, params, strict=True)]
+    for _ in engine.run():
+        engine.block_manager.check_invariants(engine.sequences.values())
+    reports = [seq.logprobs and [sorted(entry) for entry in seq.logprobs] for seq in seqs]
+    return [seq.output_ids for seq in seqs], reports
+
+
+def one_layer(qk_norm: bool):
+    from nanoengine.model.config import ModelConfig
+    from nanoengine.model.decoder import Decoder
+    from nanoengine.model.weights import dummy_weights
+
+    config = ModelConfig("Qwen3ForCausalLM", 64, 32, 48, 1, 4, 2, 16, 64, qk_norm=qk_norm, dtype="float32")
+    decoder = Decoder(config, 64)
+    decoder.load_weights((name, 10 * weight) for name, weight in dummy_weights(config))
+    return decoder.eval()
+
+
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_tokens_are_those_of_the_plain_runner(qk_norm):
+    """A chunked prompt, a mixed step, two rows, one row; greedy, drawn, with logprobs; depth 0 and 1."""
+    from nanoengine.attention.triton_attention import TritonAttention
+    from nanoengine.engine.gpu_runner import GpuRunner
+
+    settings = dict(max_model_len=40, max_num_seqs=2, max_num_batched_tokens=8, num_blocks=5, device="cpu")
+    config = EngineConfig(vocab_size=64, **settings)
+    plain = ModelRunner(config, model=one_layer(qk_norm))
+    ours = GpuRunner(config, model=one_layer(qk_norm), attention=TritonAttention(2))
+    assert (ours.overlap, type(ours.model.ops).__name__) == (1, "TritonOps")
+    for params in (
+        [SamplingParams(temperature=0, max_tokens=4), SamplingParams(temperature=0.7, seed=3, max_tokens=3)],
+        [SamplingParams(seed=5, max_tokens=2, min_tokens=1), SamplingParams(logprobs=2, seed=1, max_tokens=2)],
+    ):
+        assert outputs(ours, config, params) == outputs(plain, config, params)
+
+
+class Step:
+    """The part of a batch that BlockTables reads."""
+
+    def __init__(self, *tables):
+        self.block_tables, self.seqs = list(tables), list(tables)
+
+
+def test_block_tables_follow_growth_restart_and_eviction():
+    import torch
+
+    from nanoengine.engine.block_tables import BlockTables
+
+    tables, sent = BlockTables(2, 4, torch.device("cpu")), []
+    send = tables._send
+    tables._send = lambda changes: (sent.append(changes), send(changes))
+    a, b, c = [7, 8], [1], [5, 6, 3]
+
+    def shown(*rows, **how):
+        lines = tables.lines(Step(*rows), **how)
+        return [tables.tensor[line, : len(row)].tolist() for line, row in zip(lines.tolist(), rows, strict=True)]
+
+    assert shown(a, b) == [a, b]
+    assert shown(b, a) == [b, a] and len(sent) == 1
+    a.append(9)
+    shown(a, b, newest_follows=True)
+    assert len(sent) == 1  # the step writes the 9 itself
+    tables.tensor[tables._line_of[id(a)], 2] = 9
+    assert shown(c, a) == [c, a]  # b is evicted
+    assert shown(b, a) == [b, a]  # and comes back whole, in place of c
+    restarted = [2, 2]
+    assert shown(restarted, b) == [restarted, b]
+    a.append(4)
+    assert shown(a, restarted, newest_follows=True) == [a, restarted]
+
+
+def test_padding_of_a_decode_batch_reads_and_writes_nothing():
+    from nanoengine.attention.triton_attention import TritonAttention, num_pieces
+
+    one = np.ones(2, np.int64)
+    batch = Batch([0, 1], one, one, one * 33, one, one * 50, [[0], [1]], np.arange(2), one)
+    full, empty = TritonAttention(2).plan(batch, one, 4), TritonAttention(2).plan(
+        Batch([], *[np.empty(0, np.int64)] * 5, [], *[np.empty(0, np.int64)] * 2), np.empty(0, np.int64), 4
+    )
+    assert [len(x) for x in full] == [len(x) for x in empty] == [4, 4, 4, 4, 4, 4 * num_pieces(4), 4, 4, 4, 0]
+    slots, _, starts, queries, contexts, work, *_ = full
+    assert (slots.tolist(), starts.tolist()) == ([33, 33, -1, -1], [0, 1, 2, 3])
+    assert (queries.tolist(), contexts.tolist()) == ([1, 1, 1, 1], [50, 50, 0, 0])
+    assert set(work.reshape(4, -1)[0].tolist()) == {0, 1, -1}
+    assert (empty[5] == -1).all()
+
+
+def test_buckets_end_at_the_largest_batch():
+    from nanoengine.engine.cuda_graph import bucket_sizes
+
+    assert bucket_sizes(1) == [1]
+    assert bucket_sizes(13) == [1, 2, 4, 8, 13]
+    assert bucket_sizes(256)[-3:] == [224, 240, 256]
+    assert bucket_sizes(100)[-2:] == [96, 100]
