@@ -15,6 +15,7 @@ _HOMES = {
     "recall": "nanoengine.course.recall",
     "hunt": "nanoengine.course.hunt",
     "cards": "nanoengine.course.cards",
+    "interview": "nanoengine.course.interview",
     "check": "nanoengine.course.check",
     "hint": "nanoengine.course.check",
     "record": "nanoengine.trace",

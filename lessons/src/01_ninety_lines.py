@@ -70,7 +70,8 @@ from nanoengine.model.decoder import full_forward
 
 llm = LLM(max_model_len=1024, kv_cache_gib=0.25)
 model, tokenizer = llm.engine.runner.model, llm.tokenizer
-print(f"{llm.model_config.num_parameters():,} parameters, {llm.model_config.num_hidden_layers} layers")
+shape = llm.model_config
+print(f"{shape.num_parameters():,} parameters, {shape.num_hidden_layers} layers")
 
 # %% id="naive"
 def generate_naive(prompt, max_tokens=24):
@@ -295,9 +296,10 @@ mine = example_engine(engine_class=MyEngine)
 seqs = list(mine.sequences.values())
 steps = sum(1 for _ in mine.run())
 for (letter, (tokens, new)), seq in zip(REQUESTS.items(), seqs):
-    right = seq.output_ids == expected_output(tokens, new)
-    print(f"{letter}: {new:2} tokens {'equal the oracle' if right else 'WRONG'}, preempted {seq.num_preemptions}×")
-print(f"{steps} steps, {mine.block_manager.num_free_blocks} of {mine.block_manager.num_blocks} blocks free at the end")
+    verdict = "equal the oracle" if seq.output_ids == expected_output(tokens, new) else "WRONG"
+    print(f"{letter}: {new:2} tokens {verdict}, preempted {seq.num_preemptions}×")
+pool = mine.block_manager
+print(f"{steps} steps, {pool.num_free_blocks} of {pool.num_blocks} blocks free at the end")
 
 # %% [markdown] id="real-intro"
 # Same class, other runner: the real model. Your dozen lines against the package, token by token.
@@ -315,7 +317,8 @@ seqs = [mine.add_request(tokenizer.encode(p), greedy) for p in prompts]
 for _ in mine.run():
     pass
 for out, seq in zip(theirs, seqs):
-    print("equal" if out.token_ids == seq.output_ids else "DIFFERENT", repr(tokenizer.decode(seq.output_ids)))
+    verdict = "equal" if out.token_ids == seq.output_ids else "DIFFERENT"
+    print(verdict, repr(tokenizer.decode(seq.output_ids)))
 
 # %% [markdown] id="key-insight"
 # > **Key insight.** An engine does not make the model faster. It decides **which requests run together in each step**.
@@ -461,7 +464,8 @@ from nanoengine import EngineConfig
 from nanoengine.sim import SlotRunner
 
 def longest_wait(policy, arrivals=10):
-    engine = LLMEngine(EngineConfig(policy=policy, max_num_batched_tokens=16), runner=SlotRunner(400, 4))
+    config = EngineConfig(policy=policy, max_num_batched_tokens=16)
+    engine = LLMEngine(config, runner=SlotRunner(400, 4))
     a = engine.add_request(range(10), SamplingParams(max_tokens=40))
     waits, wait = [], 0
     for step in range(30):
@@ -473,7 +477,8 @@ def longest_wait(policy, arrivals=10):
     return sum(w > 0 for w in waits), max(waits)
 
 for policy in ("prefill_first", "token_budget"):
-    print(policy, "A got nothing in %d of 30 steps, at most %d in a row" % longest_wait(policy))
+    steps, in_a_row = longest_wait(policy)
+    print(f"{policy:14} A got nothing in {steps} of 30 steps, at most {in_a_row} in a row")
 
 # %% [markdown] id="stall-read"
 # Under `prefill_first` every arrival stops everyone who is decoding. With an arrival in *each* step, decode would never
@@ -505,7 +510,8 @@ print(f"KV of one token        {token / 2**10:8.0f} KiB")
 print(f"KV of one block        {token * block_size / 2**20:8.0f} MiB   ({block_size} tokens)")
 print(f"KV of a full sequence  {token * max_len / 2**20:8.0f} MiB   ({max_len} tokens)")
 print(f"weights                {weights / 1e9:8.3f} GB")
-print(f"blocks that fit        {blocks:8}       = {blocks * block_size:,} tokens = {blocks * block_size / max_len:.1f} full sequences")
+room = blocks * block_size
+print(f"blocks that fit        {blocks:8}       = {room:,} tokens = {room / max_len:.1f} full sequences")
 
 # %% [markdown] id="ledger-read"
 # {{ blocks }} blocks ≈ {{ blocks * block_size / 1000:.0f}} thousand tokens ≈ {{ blocks * block_size // max_len }} sequences of full length. nano-vllm's
@@ -543,13 +549,14 @@ print("... and all of these before activations, CUDA context and graphs")
 
 # %% id="saturation"
 def ideal_tokens_per_second(batch, context, bandwidth=4.8e12):  # H200, datasheet
-    bytes_read = weights + batch * ((context + 1) * token + 0.91e6)  # weights, KV, logits and activations
+    per_sequence = (context + 1) * token + 0.91e6  # KV; logits and activations
+    bytes_read = weights + batch * per_sequence
     return batch / (bytes_read / bandwidth)
 
 for batch in (1, 16, 64, 256, 1024, 4096):
-    kv = batch * 513 * token
+    kv, most = batch * 513 * token, ideal_tokens_per_second(batch, 512)
     share = kv / (kv + weights)
-    print(f"batch {batch:5}: at most {ideal_tokens_per_second(batch, 512) / 1000:5.1f}k tokens/s, KV is {share:4.0%} of the bytes")
+    print(f"batch {batch:5}: at most {most / 1000:5.1f}k tokens/s, KV is {share:4.0%} of the bytes")
 
 # %% [markdown] id="saturation-read"
 # At context 512 an H200 can reach {{ ideal_tokens_per_second(64, 512) / 1000:.0f}}k tokens/s with batch 64,
@@ -576,12 +583,13 @@ for batch in (1, 16, 64, 256, 1024, 4096):
 def measure(num_requests, new_tokens=16):
     prompts = [[7 * i + j for j in range(100, 116)] for i in range(num_requests)]
     start = time.perf_counter()
-    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True), use_tqdm=False)
+    params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
+    llm.generate(prompts, params, use_tqdm=False)
     return time.perf_counter() - start
 
 for n in (1, 8):
     seconds = min(measure(n) for _ in range(2))
-    print(f"{n} request(s): {n * 16 / seconds:5.1f} tokens/s in all, {16 / seconds:5.1f} tokens/s for each")
+    print(f"{n} request(s): {n * 16 / seconds:5.1f} tokens/s in all, {16 / seconds:5.1f} for each")
 
 # %% [markdown] id="negative-read"
 # In all: more. For each: **less**. An engine trades one user's speed for everyone's throughput. If you only ever serve one
@@ -698,8 +706,11 @@ cards("01")
 #
 # 卡在哪一行、哪个术语,或者想问「vLLM 里这段变成什么样了」,直接问。它在课程正文和源码里找,找不到会老实说找不到。
 
-# %% id="ask"
+# %% id="ask" tags=["varies"]
 ask("why is sampling not in postprocess?")
+
+# %% id="ask-zh" tags=["varies"]
+ask("采样为什么不在 postprocess 里?")  # either language will do
 
 # %% [markdown] id="next"
 # **Next:** lesson 02, one forward pass. What happens inside `launch()`: from weights to logits, equal to Hugging Face to
