@@ -19,7 +19,9 @@ from nanoengine.course.checks import find_exercise
 from nanoengine.course.checks.exercise import Exercise, Failure, Text
 from nanoengine.course.lesson import current_lang
 from nanoengine.course.watch import own_line, uses
+from nanoengine.course.wrap import columns, wrap
 
+LINE = 96  # columns of a message
 SHRINK_SECONDS = 2.0
 WATCHED_CASES = 3  # the first ones run under a profile hook, which sees what the answer calls; it is slow
 
@@ -31,7 +33,7 @@ _TEXT = {
         "imported": "{id}: {name} is, or calls, {what}. That is the package's own answer: write it yourself.",
         "failed": "{id}: not yet.",
         "rows": ("input", "expected", "got", "why", "re-read"),
-        "where": "lesson {no}, “{heading}”   (hint({id!r}) gives the next hint)",
+        "where": "lesson {no}, “{heading}”\nhint({id!r}) gives the next hint",
         "no_error": "no exception",
         "raised": "your code raised an exception; the line is the one named above.",
         "hint": "Hint {i} of {n}: {text}",
@@ -43,7 +45,7 @@ _TEXT = {
         "imported": "{id}:{name} 就是(或者调用了){what}。那是包里自带的答案,请自己写。",
         "failed": "{id}:还不对。",
         "rows": ("输入", "应得", "实得", "为什么", "回看"),
-        "where": "第 {no} 课「{heading}」   (hint({id!r}) 给下一条提示)",
+        "where": "第 {no} 课「{heading}」\n运行 hint({id!r}) 看下一条提示",
         "no_error": "不抛异常",
         "raised": "你的代码抛了异常,上面写着是哪一行。",
         "hint": "提示 {i}/{n}:{text}",
@@ -193,7 +195,11 @@ def _message(exercise: Exercise, case: Any, failure: Failure, lang: str) -> str:
     section = exercise.section
     where = text["where"].format(no=section.lesson, heading=section.heading[lang], id=exercise.id)
     values = (exercise.show(case), failure.expected, failure.got, failure.why[lang], where)
-    width = max(len(name) for name in text["rows"])
-    rows = [f"  {name:<{width}}  {value}" for name, value in zip(text["rows"], values, strict=True)]
-    margin = "\n" + " " * (width + 4)
-    return "\n".join([text["failed"].format(id=exercise.id), *(row.replace("\n", margin) for row in rows)])
+    width = max(map(columns, text["rows"]))
+    lines = [text["failed"].format(id=exercise.id)]
+    for name, value in zip(text["rows"], values, strict=True):
+        label = name + " " * (width - columns(name))
+        for line in (part for whole in value.split("\n") for part in wrap(whole, LINE - width)):
+            lines.append(f"  {label}  {line}")
+            label = " " * width
+    return "\n".join(lines)

@@ -139,8 +139,9 @@ def _common(rows: list[Row], text: dict) -> str:
     for row in rows:
         for exercise_id, mark in row.marks.items():
             if mark.verdict == "wrong":
-                found = re.search(r"^  (?:why|为什么) +(.+)$", mark.message, re.MULTILINE)
-                reasons[exercise_id, found[1] if found else mark.message.split(": ", 1)[-1]] += 1
+                found = re.search(r"^  (?:why|为什么) +(.+?)^  \S", mark.message + "\n  .", re.MULTILINE | re.DOTALL)
+                reason = found[1] if found else mark.message.split(": ", 1)[-1]
+                reasons[exercise_id, " ".join(reason.split())] += 1
     if not reasons:
         return f"<p>{text['nothing']}</p>"
     items = "".join(f"<li><b>{n}×</b> {i}: {_escape(reason)}</li>" for (i, reason), n in reasons.most_common(8))

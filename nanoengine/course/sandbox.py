@@ -31,7 +31,8 @@ _READ_LIMIT = 8 << 20  # bytes of results that are looked at
 
 @dataclass(frozen=True)
 class Limits:
-    """seconds: wall time of one submission. cell_seconds: of one cell or check. memory_gib: address space."""
+    """seconds: wall time of one submission. cell_seconds: processor time of one cell or
+    check. memory_gib: address space."""
 
     seconds: float = 60.0
     cell_seconds: float = 20.0

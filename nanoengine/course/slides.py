@@ -22,7 +22,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from nanoengine.course.build import notebook_path
-from nanoengine.course.notebook import read_notebook
+from nanoengine.course.notebook import read_notebook, value_fields
 from nanoengine.course.record import PlanItem, Record, record_paths
 from nanoengine.course.record import load as load_record
 from nanoengine.course.reveal import Reveal, RevealMissing, load_reveal
@@ -50,7 +50,7 @@ _STYLE = """
   background: #faf6f2; font-style: normal; box-shadow: none; }
 .reveal table { font-size: .8em; margin: 8px 0; } .reveal .slide-number { font-size: 15px; }
 .reveal ul, .reveal ol { display: block; margin-left: 1.1em; } .reveal details { font-size: .8em; }
-.reveal .output { font-size: .8em; }
+.reveal .output { font-size: .8em; } .reveal .output:only-child img { max-height: 660px; }
 """
 _MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
 
@@ -106,14 +106,22 @@ def _parts(cell: NotebookNode, lang: str) -> Iterator[tuple[str, int]]:
         text = output.get("text") if output.output_type == "stream" else None
         data = output.get("data", {})
         if "text/html" in data:
-            markup = data["text/html"]
-            yield f'<div class="output">{markup}</div>', _PICTURE_LINES if "<img" in markup else _markup_lines(markup)
+            yield from _html_parts(data["text/html"])
         elif "image/png" in data:
             alt = html.escape(data.get("text/plain", ""))
             yield f'<img alt="{alt}" src="data:image/png;base64,{data["image/png"].strip()}">', _PICTURE_LINES
         elif text or data.get("text/plain"):
             shown, more = _excerpt(text or data["text/plain"], lang)
             yield f'<pre class="out">{html.escape(shown)}</pre>{more}', _count(shown)
+
+
+def _html_parts(markup: str) -> Iterator[tuple[str, int]]:
+    """The markup as it is; several pictures with nothing between them go apart, so that each has its slide."""
+    pictures = re.findall(r"<img\b[^>]*>", markup)
+    if len(pictures) > 1 and not re.sub(r"<[^>]+>", "", markup).strip():
+        yield from ((f'<div class="output">{picture}</div>', _PICTURE_LINES) for picture in pictures)
+    else:
+        yield f'<div class="output">{markup}</div>', _PICTURE_LINES if pictures else _markup_lines(markup)
 
 
 def _excerpt(text: str, lang: str) -> tuple[str, str]:
@@ -180,7 +188,7 @@ def build_slides(lessons: Path, out: Path, numbers: list[str]) -> list[str]:
         record = load_record(source.number) if source.number in with_record else None
         for lang in LANGS:
             notebook = read_notebook(notebook_path(lessons, source, lang))
-            if notebook is None:
+            if notebook is None or value_fields(notebook):
                 raise SourceError(f"{notebook_path(lessons, source, lang)} is not built: run `make notebooks` first")
             folder = out / "zh" if lang == "zh" else out
             pages = {f"{source.name}.html": to_page(notebook, lang, record, reveal)}

@@ -60,8 +60,11 @@ def submissions(source: LessonSource, seconds: int) -> dict[str, tuple[object, d
         "loop_in_a_cell": (_with(solved, {"ex01a-answer": good["ex01a-answer"] + "\nwhile True: pass\n"}), both_ok,
                            "still running after"),
         "stubborn_loop": (_with(solved, {"ex01b-answer": "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0)\n"
+                                         "signal.setitimer(signal.ITIMER_PROF, 0)\n"
                                          "while True: pass\n"}),
                           {"ex01a": "passed", "ex01b": "no result"}, "stopped after"),
+        "sleeps": (_with(solved, {"ex01a-answer": good["ex01a-answer"] + "\nimport time\ntime.sleep(1e6)\n"}), both_ok,
+                   "still running after"),
         "memory_bomb": (_with(solved, {"ex01a-answer": BOMB}), {"ex01a": "wrong", "ex01b": "passed"}, ""),
         "os_exit": (_with(solved, {"ex01b-answer": "import os\nos._exit(0)\n"}),
                     {"ex01a": "passed", "ex01b": "no result"}, "ended in cell"),

@@ -11,6 +11,7 @@ from nanoengine.course.checks import all_exercises, find_exercise
 from nanoengine.course.exercises import variant
 from nanoengine.course.rules import MAX_HAN, MAX_WORDS, words
 from nanoengine.course.source import LANGS, find_sources, read_source
+from nanoengine.course.wrap import columns, wrap
 from tests.course_exercises import answers_01
 from tests.course_exercises.conftest import ROOT
 
@@ -73,9 +74,11 @@ def test_a_wrong_answer_is_red_and_the_message_says_what_to_change(exercise_id, 
     answer, verdict, says = WRONG[exercise_id][name]
     result = examine(exercise, {exercise.name: answer}, seed=0)
     assert result.verdict == verdict, result.message
-    assert says in result.message
+    words = " ".join(result.message.split())
+    assert says in words
     if verdict == "wrong":
-        assert f"lesson {exercise.section.lesson}, “{exercise.section.heading['en']}”" in result.message
+        assert f"lesson {exercise.section.lesson}, “{exercise.section.heading['en']}”" in words
+        assert all(columns(line) <= 120 for line in result.message.splitlines())
         for row in ("input", "expected", "got", "why", "re-read"):
             assert re.search(rf"^  {row} +\S", result.message, re.MULTILINE), f"{row} is missing: {result.message}"
 
@@ -162,3 +165,10 @@ def test_the_section_to_reread_is_a_heading_of_the_lesson(exercise):
     (cell,) = [c for c in read_source(path).cells if c.id == exercise.section.cell]
     for lang in LANGS:
         assert cell.text(lang).splitlines()[0].lstrip("# ") == exercise.section.heading[lang]
+
+
+def test_lines_break_between_words_and_between_chinese_characters():
+    assert wrap("one two three", 7) == ["one two", "three"]
+    assert wrap("一二三 abc。四", 6) == ["一二三", "abc。", "四"]
+    assert wrap("", 5) == [""]
+    assert max(map(columns, wrap("块表 " * 40, 20))) <= 20

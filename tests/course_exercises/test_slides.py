@@ -6,12 +6,13 @@ from html.parser import HTMLParser
 import nbformat
 import pytest
 
-from nanoengine.course import reveal, slides
+from nanoengine.course import build, reveal, slides
 from nanoengine.course.answer_key import answer_key
 from nanoengine.course.checks import exercises_of
 from nanoengine.course.record import load_all
 from nanoengine.course.reveal import RevealMissing, load_reveal
 from nanoengine.course.slides import MAX_LINES, ROOM, make_slides, to_page
+from nanoengine.course.source import read_source
 
 RECORDS = load_all()
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
@@ -54,6 +55,14 @@ def notebook():
         _code("close", "llm.close()", tags=("hidden",)),
     ]
     return made
+
+
+def test_several_pictures_have_a_slide_each():
+    made = nbformat.v4.new_notebook()
+    pictures = "".join(f'<div><img alt="step {n}" src="{PIXEL}"></div>' for n in range(3))
+    made.cells = [_markdown("a", "## A", "slide"), _code("b", "keyframes(trace)", _html(f"<div>{pictures}</div>"))]
+    (column,) = make_slides(made, "en")
+    assert ["".join(slide.parts).count("<img") for slide in column] == [1, 1, 1]
 
 
 def _columns(notebook, lang="en"):
@@ -141,6 +150,15 @@ def test_without_reveal_it_is_said_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(reveal.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RevealMissing, match="pip install --no-deps sphinx-revealjs"):
         load_reveal()
+
+
+def test_slides_of_a_lesson_whose_numbers_are_not_filled_in_are_refused(tmp_path, capsys):
+    (tmp_path / "src").mkdir()
+    text = '# %% [markdown] id="a"\n# # A {{ blocks }}\n#\n# <!-- zh -->\n# # 甲\n'
+    (tmp_path / "src" / "02_small.py").write_text(text, encoding="utf-8")
+    assert build.build_lesson(tmp_path, read_source(tmp_path / "src" / "02_small.py"), run=False)
+    assert slides.main(["--lessons", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert "run `make notebooks` first" in capsys.readouterr().err
 
 
 def test_a_lesson_that_was_not_built_is_named(tmp_path, capsys):
