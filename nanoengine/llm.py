@@ -94,7 +94,9 @@ class LLM:
         turns, and generate may be called in between: each goes on where it was.
         """
         seqs = self._add_all(prompts, sampling_params, incremental=True)
-        return self._stream(seqs)
+        stream = self._stream(seqs)
+        next(stream)
+        return stream
 
     def chat(
         self, messages, sampling_params=None, *, use_tqdm: bool = True, chat_template_kwargs: dict | None = None
@@ -158,11 +160,13 @@ class LLM:
         return IncrementalDetokenizer(self.tokenizer, stop=params.stop, min_tokens=params.min_tokens,
                                       skip_special_tokens=params.skip_special_tokens)  # fmt: skip
 
-    def _stream(self, seqs: list[Sequence]) -> Iterator[RequestOutput]:
+    def _stream(self, seqs: list[Sequence]) -> Iterator[RequestOutput | None]:
         # Items follow the sequences, not this loop's steps: steps of other calls bring tokens, too.
         left, num_tokens, num_chars = dict(enumerate(seqs)), [0] * len(seqs), [0] * len(seqs)
         try:
+            yield None  # for stream(): only a generator that was started cleans up if it is dropped unread
             while left:
+                told = False
                 for i, seq in list(left.items()):
                     if seq.finish_reason is not None:
                         del left[i]
@@ -171,8 +175,9 @@ class LLM:
                     item = self._output(seq, i)
                     item.delta = item.text[num_chars[i] :]
                     num_tokens[i], num_chars[i] = len(item.token_ids), len(item.text)
+                    told = True
                     yield item
-                if left:
+                if not told:  # else look again first: much may have happened meanwhile
                     with interruptible():
                         self._engine().step()
         finally:
