@@ -1,0 +1,161 @@
+"""The layers, each against a formula written out in float64 or against transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from nanoengine.model.config import NAMED_CONFIGS, ModelConfig
+from nanoengine.model.decoder import Decoder, full_forward
+from nanoengine.model.layers import PackedLinear, RMSNorm, RotaryTable, linear, rope_frequencies, rotate
+from nanoengine.model.weights import dummy_weights
+
+TINY = NAMED_CONFIGS["tiny-llama"]
+LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}  # fmt: skip
+
+
+def config(**changes) -> ModelConfig:
+    return dataclasses.replace(TINY, **changes)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 17, 64, 65, 300])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_linear_for_any_number_of_rows(rows, bias, dtype):
+    """Both ways to multiply (few rows in fp32, the rest) give x W^T + b, contiguous, and leave x alone."""
+    x, weight, b = torch.randn(rows, 40).to(dtype), torch.randn(24, 40).to(dtype), torch.randn(24).to(dtype)
+    before = x.clone(), b.clone()
+    out = linear(x, weight, b if bias else None)
+    want = x.double() @ weight.double().T + (b.double() if bias else 0)
+    assert out.dtype == dtype and out.is_contiguous() and out.shape == (rows, 24)
+    torch.testing.assert_close(out.double(), want, atol=1e-4 if dtype == torch.float32 else 0.2, rtol=1e-2)
+    assert torch.equal(x, before[0]) and torch.equal(b, before[1])
+
+
+def test_linear_of_a_view():
+    """Rows cut out of a wider tensor, as the decoder's gate and up are."""
+    wide, weight = torch.randn(8, 80), torch.randn(24, 40)
+    torch.testing.assert_close(linear(wide[:, 40:], weight), wide[:, 40:] @ weight.T)
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (5, 64), (5, 3, 64)])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_rms_norm(shape, scale):
+    norm = RMSNorm(64, 1e-5)
+    norm.weight.data.normal_()
+    x = torch.randn(shape) * scale
+    want = x.double() / (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
+    torch.testing.assert_close(norm(x).double(), want, atol=1e-6, rtol=1e-5)
+
+
+def test_packed_parts_do_not_mix():
+    parts = {"q_proj": 6, "k_proj": 2, "v_proj": 3}
+    layer = PackedLinear(5, parts, bias=True)
+    weights = {name: (torch.randn(size, 5), torch.randn(size)) for name, size in parts.items()}
+    for name in ("v_proj", "q_proj", "k_proj"):  # in any order
+        layer.load(name, "weight", weights[name][0])
+        layer.load(name, "bias", weights[name][1])
+    x = torch.randn(4, 5)
+    out = layer(x).split(tuple(parts.values()), -1)
+    for got, (weight, bias) in zip(out, weights.values(), strict=True):
+        torch.testing.assert_close(got, x @ weight.T + bias)
+
+
+SCALINGS = [None, {"rope_type": "linear", "factor": 4.0}, LLAMA3, LLAMA3 | {"factor": 8.0}]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
+@pytest.mark.parametrize("theta", [1e4, 1e5, 5e5, 1e6])
+def test_rope_frequencies_are_those_of_transformers(scaling, head_dim, theta):
+    parameters = {"rope_type": "default"} | (scaling or {}) | {"rope_theta": theta}
+    theirs = LlamaConfig(head_dim=head_dim, rope_parameters=parameters, max_position_embeddings=131072)
+    if scaling is None:
+        want, factor = LlamaRotaryEmbedding.compute_default_rope_parameters(theirs)
+    else:
+        want, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, device="cpu")
+    assert factor == 1.0
+    ours = rope_frequencies(config(head_dim=head_dim, rope_theta=theta, rope_scaling=scaling))
+    torch.testing.assert_close(ours, want, atol=0, rtol=1e-6)
+
+
+def test_llama3_scaling_has_three_zones():
+    plain, scaled = rope_frequencies(config(head_dim=128, rope_theta=5e5)), rope_frequencies(
+        config(head_dim=128, rope_theta=5e5, rope_scaling=LLAMA3))  # fmt: skip
+    ratio = plain / scaled
+    length = 2 * math.pi / plain
+    assert torch.allclose(ratio[length < 8192 / 4], torch.tensor(1.0))
+    assert torch.allclose(ratio[length > 8192], torch.tensor(32.0))
+    between = ratio[(length >= 8192 / 4) & (length <= 8192)]
+    assert len(between) and ((between > 1) & (between < 32)).all() and between.diff().min() > 0
+
+
+@pytest.mark.parametrize("head_dim", [32, 96, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotation_is_that_of_transformers(head_dim, dtype):
+    """At ragged positions, as in a batch; the angles are float32 whatever the activations are."""
+    positions = torch.tensor([0, 1, 2, 500, 4095, 7, 4095])
+    theirs = LlamaConfig(head_dim=head_dim, rope_parameters={"rope_type": "default", "rope_theta": 1e5})
+    q, k = torch.randn(7, 6, head_dim).to(dtype), torch.randn(7, 2, head_dim).to(dtype)
+    cos, sin = LlamaRotaryEmbedding(theirs)(q, positions[None])
+    want = apply_rotary_pos_emb(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos, sin)
+    table = RotaryTable(config(head_dim=head_dim, rope_theta=1e5), 4096)
+    assert table.cos.dtype == table.sin.dtype == torch.float32
+    rope = table(positions, dtype)
+    for got, x in zip((rotate(q, *rope), rotate(k, *rope)), want, strict=True):
+        assert got.dtype == dtype
+        torch.testing.assert_close(got, x[0].transpose(0, 1), atol=1e-5 if dtype == torch.float32 else 0.05, rtol=1e-5)
+
+
+def test_rotation_keeps_lengths_and_depends_on_distance_only():
+    table = RotaryTable(TINY, 1000)
+    q, k = torch.randn(1, 1, 32), torch.randn(1, 1, 32)
+
+    def at(x, position):
+        return rotate(x, *table(torch.tensor([position]), torch.float32))
+
+    assert torch.equal(at(q, 0), q)
+    torch.testing.assert_close(at(q, 777).norm(), q.norm())
+    for distance in (0, 1, 50):
+        scores = [(at(q, p + distance) * at(k, p)).sum().item() for p in (0, 3, 900)]
+        assert scores == pytest.approx([scores[0]] * 3, abs=1e-4)
+
+
+# loading
+
+
+def test_weights_that_did_not_come_are_named():
+    tensors = dict(dummy_weights(TINY))
+    for name, parameter in [
+        ("model.layers.1.self_attn.k_proj.weight", "layers.1.self_attn.qkv_proj.weight"),
+        ("model.layers.3.mlp.down_proj.weight", "layers.3.mlp.down_proj.weight"),
+        ("model.norm.weight", "norm.weight"),
+        ("model.embed_tokens.weight", "embed_tokens"),
+        ("lm_head.weight", "lm_head"),
+    ]:
+        with pytest.raises(ValueError, match=f"did not fill: {parameter}$"):
+            Decoder(TINY, 8).load_weights((k, v) for k, v in tensors.items() if k != name)
+
+
+def test_a_tied_head_is_the_embedding():
+    tied = config(tie_word_embeddings=True)
+    model = Decoder(tied, 8)
+    model.load_weights(dummy_weights(tied))
+    assert model.tied and model.lm_head is model.embed_tokens
+    untied = Decoder(TINY, 8)
+    untied.load_weights(dummy_weights(TINY))
+    assert not untied.tied and not torch.equal(untied.lm_head, untied.embed_tokens)
+
+
+def test_logits_are_float32_in_any_format():
+    model = Decoder(TINY, 8)
+    model.load_weights(dummy_weights(TINY))
+    for dtype in (torch.float32, torch.bfloat16):
+        assert full_forward(model.to(dtype), [1, 2, 3]).dtype == torch.float32
