@@ -142,6 +142,7 @@ def _batch(workers: list[Worker], workload: Workload, size: int, settings: Setti
             answer = worker.ask(prompts=prompts, new_tokens=n)
             seconds[worker.name].append(answer["seconds"])
             tokens[worker.name] = answer["tokens"]
+            print(f"{NAMES[worker.name]}, batch {size}: {answer['seconds']:.2f} s", file=sys.stderr, flush=True)
     rows = []
     for name, runs in seconds.items():
         generated = sum(map(len, tokens[name]))
