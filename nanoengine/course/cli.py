@@ -64,7 +64,7 @@ def _add_grade(commands) -> None:
     grade.add_argument("--html", type=Path, default=Path("grades.html"), metavar="FILE", help="default: grades.html")
     grade.add_argument("--jobs", type=int, default=1, metavar="N", help="submissions at the same time (default: 1)")
     grade.add_argument("--seconds", type=float, default=60, metavar="S", help="of one submission (default: 60)")
-    grade.add_argument("--cell-seconds", type=float, default=20, metavar="S", help="of one cell's processor (default: 20)")
+    grade.add_argument("--cell-seconds", type=float, default=20, metavar="S", help="of one cell (default: 20)")
     grade.add_argument("--memory", type=float, default=4, metavar="GIB", help="address space of one (default: 4)")
     _add_lang(grade)
 
