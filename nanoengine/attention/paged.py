@@ -64,6 +64,10 @@ class PagedBackend:
 
     reads_stored = True
 
+    def warm_calls(self, model, block_size: int) -> list:
+        """Functions that make the backend compile what it needs; they may run in several threads."""
+        return []
+
     def prepare(self, batch: Batch, block_size: int, device: torch.device) -> PagedMetadata:
         """Metadata of one batch that owns its block tables: all of them are sent."""
         width = max(map(len, batch.block_tables), default=1)

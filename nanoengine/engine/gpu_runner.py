@@ -107,8 +107,17 @@ class GpuRunner(ModelRunner):
             from nanoengine.kernels.ops import TritonOps
 
             self.model.ops = TritonOps()
+            if self.device.type == "cuda":
+                self._compile(config)
         else:
             self.model.ops = TorchOps()
+
+    def _compile(self, config: EngineConfig) -> None:
+        from nanoengine.kernels.warm import compile_in_threads
+
+        block_size = config.block_size or self.attention.default_block_size
+        more = self.attention.warm_calls(self.model, block_size) if self._paged else ()
+        compile_in_threads(self.model, block_size, more)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingTokens:

@@ -19,19 +19,17 @@ from nanoengine.kernels.common import dot_precision, power_of_two
 TILE = 64  # keys a program loads at a time
 
 
-def plan_pieces(contexts: np.ndarray, rows: np.ndarray, num_pieces: int, length: int | None = None):
-    """Cut rows into at most ``num_pieces`` pieces of equal length (the last one of a row is shorter).
+def plan_pieces(contexts: np.ndarray, rows: np.ndarray, spare: int, size: int | None = None):
+    """Cut rows into pieces of equal length (the last one of a row is shorter), at most ``spare`` more than rows.
 
     contexts: int64 [R], >= 1, tokens that each of ``rows`` (int64 [R], row numbers of the batch) sees.
-    num_pieces: at least R. length: pieces of this many keys instead, however many they are.
-    Returns work, int64 [4, num_pieces]: row (-1: nothing to do), first key, end, and the piece's
-    number (-1 if it is its row's only one), the longest first; then, [R], the number of each
-    row's first piece and how many it has.
+    size: what to take R for in the sizes of the results (a padded batch), at least R.
+    Returns work, int64 [4, size + spare]: row (-1: nothing to do), first key, end, and the piece's
+    number (-1 if it is its row's only one), the longest first; and split, int64 [3, spare], the rows
+    that have several: row, number of its first piece, how many (0: nothing to do).
     """
-    if length is None:
-        # sum(ceil(c / length)) <= sum(c) / length + R, which is num_pieces for this length:
-        spare = num_pieces - len(rows)
-        length = -(-int(contexts.sum()) // spare) if spare else int(contexts.max(initial=1))
+    # sum(ceil(c / length)) <= sum(c) / length + R, which is R + spare for this length:
+    length = -(-int(contexts.sum()) // spare) if spare else int(contexts.max(initial=1))
     length = max(TILE, -(-length // TILE) * TILE)
     counts = -(-contexts // length)
     firsts = np.cumsum(counts) - counts
@@ -40,10 +38,13 @@ def plan_pieces(contexts: np.ndarray, rows: np.ndarray, num_pieces: int, length:
     start = (number - firsts[owner]) * length
     end = np.minimum(start + length, contexts[owner])
     number[counts[owner] == 1] = -1
-    work = np.full((4, max(num_pieces, len(owner))), -1, np.int64)
+    work = np.full((4, (len(rows) if size is None else size) + spare), -1, np.int64)
     order = np.argsort(start - end, kind="stable")  # long pieces first: short ones fill the gaps at the end
     work[:, : len(owner)] = np.stack((rows[owner], start, end, number))[:, order]
-    return work, firsts, counts
+    several = np.flatnonzero(counts > 1)  # at most spare: each has a piece more than it has rows
+    split = np.zeros((3, spare), np.int64)
+    split[:, : len(several)] = rows[several], firsts[several], counts[several]
+    return work, split
 
 
 def paged_decode_reference(q, cache, tables, contexts, scale: float) -> torch.Tensor:
@@ -58,18 +59,17 @@ def paged_decode_reference(q, cache, tables, contexts, scale: float) -> torch.Te
     return out
 
 
-def paged_decode(q, cache, tables, table_rows, tokens, work, rows, firsts, counts, out, scale: float) -> None:
+def paged_decode(q, cache, tables, table_rows, tokens, work, split, out, scale: float) -> None:
     """Attention of one query token a row, over the first contexts[row] slots of its block table.
 
     q, out: [T, heads, D], heads and dims dense (a row's token is tokens[row], int64 [B]); out is written
     for these rows alone. cache: [2, blocks, block_size, kv_heads, D]. tables: int32 [*, max_blocks];
-    row b of the batch uses line table_rows[b]. work, firsts, counts: of plan_pieces, on the device,
-    with rows int64 [R]; counts None: every row is one piece.
+    row b of the batch uses line table_rows[b]. work, split: of plan_pieces, on the device.
     """
     heads, d = q.shape[1:]
     block_size, kv_heads = cache.shape[2:4]
     pieces = work.shape[1]
-    partial = torch.empty((0 if counts is None else pieces, heads, d), dtype=torch.float32, device=q.device)
+    partial = torch.empty((pieces if split.shape[1] else 0, heads, d), dtype=torch.float32, device=q.device)
     weight = torch.empty(partial.shape[:2], dtype=torch.float32, device=q.device)
     _decode_pieces[(kv_heads, pieces)](
         q, cache, tables, table_rows, tokens, work, out, partial, weight, scale * 1.4426950408889634,
@@ -78,9 +78,11 @@ def paged_decode(q, cache, tables, table_rows, tokens, work, rows, firsts, count
         D=d, D_PAD=power_of_two(d), BLOCK_SIZE=block_size, TILE=TILE, PRECISION=dot_precision(q.dtype),
         num_warps=2, num_stages=3,
     )  # fmt: skip
-    if counts is not None:
-        _combine_pieces[(len(rows), heads)](partial, weight, tokens, rows, firsts, counts, out, out.stride(0),
-                                            HEADS=heads, D=d, D_PAD=power_of_two(d), MANY=16, num_warps=1)  # fmt: skip
+    if split.shape[1]:
+        _combine_pieces[(split.shape[1], heads)](
+            partial, weight, tokens, split, out, out.stride(0), split.shape[1],
+            HEADS=heads, D=d, D_PAD=power_of_two(d), MANY=16, num_warps=1,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["pieces"])
@@ -135,17 +137,17 @@ def _decode_pieces(
         tl.store(weight + line, highest + tl.log2(total), mask=member < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_split"])
 def _combine_pieces(
-    partial, weight, tokens, rows, firsts, counts, out, out_stride,
+    partial, weight, tokens, split, out, out_stride, num_split,
     HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
     """Weighted mean of a row's pieces, MANY at a time; a piece's weight is 2**weight (its softmax sum)."""
     entry, head = tl.program_id(0), tl.program_id(1)
-    count = tl.load(counts + entry).to(tl.int32)
-    if count < 2:
+    count = tl.load(split + 2 * num_split + entry).to(tl.int32)
+    if count == 0:
         return
-    first = tl.load(firsts + entry)
+    first = tl.load(split + num_split + entry)
     dim, some = tl.arange(0, D_PAD), tl.arange(0, MANY)
     highest, total = float("-inf"), 0.0
     result = tl.zeros((D_PAD,), tl.float32)
@@ -160,6 +162,6 @@ def _combine_pieces(
         total = total * shrink + tl.sum(shares, 0)
         result = result * shrink + tl.sum(parts * shares[:, None], 0)
         highest = new_highest
-    token = tl.load(tokens + tl.load(rows + entry))
+    token = tl.load(tokens + tl.load(split + entry))
     place = out + token * out_stride + head * D + dim
     tl.store(place, (result / total).to(out.dtype.element_ty), mask=dim < D)

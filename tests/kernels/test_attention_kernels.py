@@ -48,19 +48,17 @@ def close(found, wanted, dtype):
         (40, 2, 64, 17, torch.float32),
     ],
 )
-@pytest.mark.parametrize("num_pieces", [4, 9])
-def test_decode(device, heads, kv_heads, d, block_size, dtype, num_pieces):
+@pytest.mark.parametrize("spare", [0, 5])
+def test_decode(device, heads, kv_heads, d, block_size, dtype, spare):
     contexts = [1, 33, 150, 64]
     cache, tables, rows, generator = pool(device, contexts, block_size, kv_heads, d, dtype)
     q = torch.randn(7, heads, d, generator=generator).to(device, dtype)
     tokens = torch.tensor([5, 0, 3, 2], device=device)
-    plan = plan_pieces(np.array(contexts), np.arange(4), num_pieces)
-    work, firsts, counts = (torch.from_numpy(x).to(device) for x in plan)
-    assert num_pieces == work.shape[1]
+    plan = plan_pieces(np.array(contexts), np.arange(4), spare)
+    work, split = (torch.from_numpy(x).to(device) for x in plan)
+    assert work.shape[1] == 4 + spare
     out = torch.full_like(q, POISON)
-    batch_rows = torch.arange(4, device=device)
-    several = counts if num_pieces > 4 else None
-    paged_decode(q, cache, tables, rows, tokens, work, batch_rows, firsts, several, out, 0.1)
+    paged_decode(q, cache, tables, rows, tokens, work, split, out, 0.1)
     close(out[tokens], paged_decode_reference(q[tokens], cache, tables[rows], torch.tensor(contexts), 0.1), dtype)
     untouched = [i for i in range(7) if i not in tokens.tolist()]
     assert (out[untouched] == POISON).all()
@@ -71,13 +69,14 @@ def test_pieces_cover_every_key_once_and_rows_are_never_more_than_allowed():
     for _ in range(200):
         n = int(rng.integers(1, 20))
         contexts, rows = rng.integers(1, 3000, n), rng.permutation(50)[:n]
-        num_pieces = n + int(rng.integers(0, 40))
-        work, firsts, counts = plan_pieces(contexts, rows, num_pieces)
-        assert work.shape == (4, num_pieces)
+        spare, more = int(rng.integers(0, 40)), int(rng.integers(0, 3))
+        work, split = plan_pieces(contexts, rows, spare, n + more)
+        assert (work.shape, split.shape) == ((4, n + more + spare), (3, spare))
         pieces = [tuple(map(int, piece)) for piece in work.T if piece[0] >= 0]
-        assert len(pieces) == counts.sum()
-        for row, context, first, count in zip(rows, contexts, firsts, counts, strict=True):
+        several = {int(row): (int(first), int(count)) for row, first, count in split.T if count}
+        for row, context in zip(rows, contexts, strict=True):
             own = sorted((a, b, number) for r, a, b, number in pieces if r == row)
+            first, count = several.get(int(row), (0, 1))
             assert own[0][0] == 0 and own[-1][1] == context
             assert all(left[1] == right[0] for left, right in zip(own, own[1:], strict=False))
             assert [number for *_, number in own] == ([-1] if count == 1 else list(range(first, first + count)))

@@ -86,14 +86,15 @@ def test_block_tables_follow_growth_restart_and_eviction():
 
 
 def test_padding_of_a_decode_batch_reads_and_writes_nothing():
-    from nanoengine.attention.triton_attention import TritonAttention, num_pieces
+    from nanoengine.attention.triton_attention import TritonAttention, spare_pieces
 
     one = np.ones(2, np.int64)
     batch = Batch([0, 1], one, one, one * 33, one, one * 50, [[0], [1]], np.arange(2), one)
     full, empty = TritonAttention(2).plan(batch, one, 4), TritonAttention(2).plan(
         Batch([], *[np.empty(0, np.int64)] * 5, [], *[np.empty(0, np.int64)] * 2), np.empty(0, np.int64), 4
     )
-    assert [len(x) for x in full] == [len(x) for x in empty] == [4, 4, 4, 4, 4, 4 * num_pieces(4), 4, 4, 4, 0]
+    sizes = [4, 4, 4, 4, 4, 4 * (4 + spare_pieces(4)), 3 * spare_pieces(4), 0]
+    assert [len(x) for x in full] == [len(x) for x in empty] == sizes
     slots, _, starts, queries, contexts, work, *_ = full
     assert (slots.tolist(), starts.tolist()) == ([33, 33, -1, -1], [0, 1, 2, 3])
     assert (queries.tolist(), contexts.tolist()) == ([1, 1, 1, 1], [50, 50, 0, 0])

@@ -1,0 +1,61 @@
+"""Compile all kernels of a model at once: a second each one after the other, but the compiler runs in threads."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from nanoengine.kernels.decode_inputs import decode_inputs
+from nanoengine.kernels.draw import draw
+from nanoengine.kernels.gemv import gemv, norm_gemv, swiglu_gemv
+from nanoengine.kernels.norm import add_norm
+from nanoengine.kernels.rope_store import rope_store
+from nanoengine.kernels.swiglu import swiglu
+
+
+def compile_in_threads(model, block_size: int, calls=(), threads: int = 8) -> None:
+    """Call each kernel once with the model's sizes; ``calls``: further functions to call likewise.
+
+    A kernel that is called later with other types or alignments is compiled then, as always.
+    """
+    device, dtype = model.embed_tokens.device, model.embed_tokens.dtype
+
+    def run(call) -> None:
+        with torch.cuda.device(device), torch.inference_mode():
+            call()
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(run, [*calls, *_calls(model, block_size, device, dtype)]))
+    torch.cuda.synchronize(device)
+
+
+def _calls(model, block_size: int, device, dtype) -> list:
+    c, layer = model.config, model.layers[0]
+    attention, mlp, norm = layer.self_attn, layer.mlp, layer.input_layernorm
+    x1, x2 = (torch.zeros(n, c.hidden_size, dtype=dtype, device=device) for n in (1, 2))
+    gate_up1, gate_up2 = (x.new_zeros(len(x), 2 * c.intermediate_size) for x in (x1, x2))
+    heads1 = x1.new_zeros(1, attention.heads * c.head_dim)
+    qkv, logits = x2.new_zeros(2, len(attention.qkv_proj.weight)), x2.new_zeros(2, c.vocab_size)
+    cache = x2.new_zeros(2, 1, block_size, c.num_key_value_heads, c.head_dim)
+    none, zeros = torch.full((2,), -1, device=device), torch.zeros(2, dtype=torch.int64, device=device)
+    tables, rope = torch.zeros(2, 16, dtype=torch.int32, device=device), model.rope
+    weights = (attention.q_norm.weight, attention.k_norm.weight) if c.qk_norm else (None, None)
+
+    def gemv_with(product, delta):
+        return lambda: norm_gemv(x1, delta, norm.weight, norm.eps, product.weight, product.bias)
+
+    return [
+        lambda: rope_store(qkv, attention.heads, *weights, c.rms_norm_eps, rope.cos, rope.sin, zeros, cache, none),
+        lambda: draw(logits, zeros.double(), zeros, zeros, zeros.clone()),
+        gemv_with(attention.qkv_proj, x1.clone()),
+        gemv_with(attention.qkv_proj, None),
+        gemv_with(mlp.gate_up_proj, x1.clone()),
+        lambda: swiglu_gemv(gate_up1, mlp.down_proj.weight, mlp.down_proj.bias),
+        lambda: gemv(heads1, attention.o_proj.weight, attention.o_proj.bias),
+        lambda: gemv(x1, model.lm_head),
+        lambda: add_norm(x2.clone(), x2, norm.weight, norm.eps),
+        lambda: add_norm(x2.clone(), None, norm.weight, norm.eps),
+        lambda: swiglu(gate_up2),
+        lambda: decode_inputs(zeros, none, zeros, zeros, none, zeros, tables, model.embed_tokens, block_size),
+    ]

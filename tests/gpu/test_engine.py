@@ -1,0 +1,137 @@
+"""The engine's promises on a GPU: graphs at every batch size, overlap, memory, no hidden waiting."""
+
+import gc
+
+import pytest
+import torch
+
+from nanoengine import LLM, SamplingParams
+from nanoengine.trace import record
+
+TINY = dict(load_format="dummy", max_model_len=256, dtype="float32", num_blocks=400)
+GIB = 2**30
+
+
+def prompts(n):
+    return [dict(prompt_token_ids=[(7 * i + 3 * j) % 1000 for j in range(1 + i % 40)]) for i in range(n)]
+
+
+def params(n, **more):
+    return [SamplingParams(temperature=0.8 * (i % 3 > 0), seed=i, max_tokens=6 + i % 5, **more) for i in range(n)]
+
+
+def tokens(llm, n, **more):
+    return [out.token_ids for out in llm.generate(prompts(n), params(n, **more), use_tqdm=False)]
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen3", "tiny-llama"])
+def test_graphs_at_every_batch_size(model):
+    with LLM(model, attention="torch", fused_kernels=False, overlap=0, max_num_seqs=21, **TINY) as plain:
+        wanted = tokens(plain, 21)
+    with LLM(model, max_num_seqs=21, **TINY) as llm:
+        used = set()
+        for n in range(1, 22):
+            with record(llm) as trace:
+                assert tokens(llm, n) == wanted[:n], n
+            used |= {step["graph_bucket"] for step in trace}
+            full = [s for s in trace if len(s["rows"]) == n and all(row["kind"] == "decode" for row in s["rows"])]
+            assert all(step["graph_bucket"] >= n for step in full) and full
+    assert used == {None, 1, 2, 4, 8, 16, 21}
+
+
+def test_every_sampling_option_goes_with_graphs_and_overlap():
+    several = [
+        SamplingParams(top_k=5, seed=1, max_tokens=9),
+        SamplingParams(top_p=0.8, min_p=0.01, seed=2, max_tokens=9, logprobs=3),
+        SamplingParams(repetition_penalty=1.3, temperature=0, max_tokens=9),
+        SamplingParams(min_tokens=5, seed=4, max_tokens=9),
+        SamplingParams(temperature=0, max_tokens=9),
+    ]
+    found = []
+    for settings in (dict(overlap=0, enforce_eager=True, fused_kernels=False, attention="torch"), {}, dict(overlap=0)):
+        with LLM("tiny-qwen3", **TINY, **settings) as llm:
+            out = llm.generate(prompts(5), several, use_tqdm=False)
+            found.append([(o.token_ids, o.logprobs and [sorted(e) for e in o.logprobs]) for o in out])
+    assert found[0] == found[1] == found[2]
+
+
+def test_an_end_token_in_flight_ends_the_request():
+    with LLM("tiny-qwen3", overlap=0, **TINY) as llm:
+        free = [out.token_ids for out in llm.generate(prompts(8), params(8), use_tqdm=False)]
+        stops = [sorted({ids[2], ids[4]}) for ids in free]
+        stopping = [SamplingParams(temperature=0.8 * (i % 3 > 0), seed=i, max_tokens=10, stop_token_ids=stop)
+                    for i, stop in enumerate(stops)]  # fmt: skip
+        wanted = [(o.token_ids, o.finish_reason) for o in llm.generate(prompts(8), stopping, use_tqdm=False)]
+    with LLM("tiny-qwen3", **TINY) as llm:
+        assert llm.engine.overlap == 1
+        assert wanted == [(o.token_ids, o.finish_reason) for o in llm.generate(prompts(8), stopping, use_tqdm=False)]
+        assert {reason for _, reason in wanted} == {"stop"}
+
+
+def test_abort_in_flight_gives_the_blocks_back():
+    with LLM("tiny-qwen3", **TINY) as llm:
+        engine, manager = llm.engine, llm.engine.block_manager
+        seqs = [engine.add_request([1, 2, 3, i], SamplingParams(max_tokens=50, ignore_eos=True)) for i in range(4)]
+        for _ in range(5):
+            engine.step()
+        assert engine.in_flight
+        engine.abort(seqs[1])
+        for _ in range(3):
+            engine.step()
+            manager.check_invariants(engine.sequences.values())
+        for seq in seqs:
+            engine.abort(seq)
+        while engine.has_unfinished():
+            engine.step()
+        assert manager.num_free_blocks == manager.num_blocks
+
+
+def test_a_decode_step_is_launched_without_waiting_for_the_gpu():
+    with LLM("tiny-qwen3", **TINY) as llm:
+        for i in range(5):
+            llm.engine.add_request([1, 2, 3, i], SamplingParams(max_tokens=200, ignore_eos=True, temperature=i % 2))
+        for _ in range(4):
+            llm.engine.step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(40):
+                llm.engine.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_memory_is_measured_respected_and_given_back():
+    gc.collect()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    half = 0.45 + (total - free) / total
+    with LLM("qwen3-0.6b", load_format="dummy", max_model_len=4096, gpu_memory_utilization=half) as first:
+        in_use = total - torch.cuda.mem_get_info()[0]
+        assert 0.8 * half < in_use / total < half + 0.02
+        with LLM("tiny-qwen3", load_format="dummy", gpu_memory_utilization=half + 0.2) as second:
+            assert tokens(second, 3)
+        assert tokens(first, 3)
+        with pytest.raises(RuntimeError, match=r"GiB are missing.*gpu_memory_utilization"):
+            LLM("qwen3-0.6b", load_format="dummy", gpu_memory_utilization=half)
+        assert tokens(first, 3)
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.mem_get_info()[0] > free - 2 * GIB  # compiled kernels and matrix-product workspaces stay
+    with LLM("qwen3-0.6b", load_format="dummy", max_model_len=4096) as again:
+        assert tokens(again, 2)
+
+
+def test_the_largest_batch_fits_in_what_was_measured():
+    with LLM("qwen3-0.6b", load_format="dummy", max_model_len=4096, max_num_batched_tokens=16384) as llm:
+        many = [dict(prompt_token_ids=[i % 1000] * 1000) for i in range(256)]
+        dear = SamplingParams(top_p=0.9, top_k=40, max_tokens=3, ignore_eos=True, logprobs=2)
+        assert all(len(out.token_ids) == 3 for out in llm.generate(many, dear, use_tqdm=False))
+
+
+def test_named_backends_and_block_sizes():
+    with pytest.raises(ValueError, match="flash.*block_size=48"):
+        LLM("smollm2-135m", load_format="dummy", attention="flash", block_size=48)
+    with pytest.raises(ValueError, match="triton.*block_size=8"):
+        LLM("tiny-qwen3", attention="triton", block_size=8, load_format="dummy")
+    with LLM("tiny-qwen3", block_size=8, **TINY) as llm:
+        assert llm.engine.runner.attention.name == "torch"
