@@ -1,4 +1,4 @@
-"""The command line: nanoengine generate | chat | doctor | bench | course. Imports torch only when a model is loaded."""
+"""The command line, `nanoengine COMMAND`. Imports torch only when a model is loaded."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from nanoengine import __version__
 from nanoengine.bench.commands import add_bench
 from nanoengine.config import BACKENDS, DTYPES, POLICIES
 from nanoengine.course.cli import add_course
+from nanoengine.server.commands import add_serve
 
 # Options that go into LLM(...) and SamplingParams(...) as they are, if they were given: (name, type, help).
 # The classes check the values, so that the command line and Python refuse the same things in the same words.
@@ -101,6 +102,10 @@ def make_parser() -> Parser:
     _add_sampling(chat, CHAT_DEFAULTS)
     _add_engine(chat)
     chat.set_defaults(run=run_chat)
+
+    serve = commands.add_parser("serve", help="OpenAI-compatible HTTP server", description="OpenAI-compatible server.")
+    add_serve(serve, _load)
+    _add_engine(serve)
 
     doctor = commands.add_parser("doctor", help="what works here, and what to type for what does not")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")

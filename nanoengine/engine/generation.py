@@ -1,0 +1,134 @@
+"""What tasks and the engine's thread hand to each other: a Request there, Updates back. Needs no torch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from nanoengine.engine.sequence import Sequence
+from nanoengine.sampling_params import SamplingParams
+
+
+@dataclass(slots=True)
+class Request:
+    """What is asked: token ids, how to sample, and (where text is wanted) a detokenizer of its own."""
+
+    prompt_token_ids: Iterable[int]
+    params: SamplingParams
+    prompt: str | None = None
+    detokenizer: Any = None
+
+
+@dataclass(slots=True)
+class Update:
+    """What one request has gained since its last update.
+
+    index: which request of its Generation. text: safe to show; the texts join to the whole. logprobs: one
+    dict a token, or None. finish_reason: None while it runs; "stop", "length" or "abort". failed: it was
+    given up because steps kept raising.
+    arrival, at, before: seconds on the monotonic clock: when it was asked, when the newest token was
+    there, and the same of the update before (None for the first).
+    """
+
+    index: int
+    token_ids: list[int]
+    text: str
+    logprobs: list[dict[int, float]] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    arrival: float
+    at: float
+    before: float | None = None
+    failed: bool = False
+
+    def merge(self, newer: Update) -> None:
+        """Take in the update that follows this one."""
+        self.token_ids += newer.token_ids
+        self.text += newer.text
+        if self.logprobs is not None:
+            self.logprobs += newer.logprobs or []
+        self.finish_reason, self.stop_reason = newer.finish_reason, newer.stop_reason
+        self.at, self.failed = newer.at, newer.failed
+
+
+class Generation:
+    """The answers to the requests of one add(): an async iterator of Updates, until all have ended.
+
+    Belongs to the event loop. A reader that is slow costs the engine nothing, and memory only for the
+    answer itself: what it has not read is merged into one Update a request.
+    """
+
+    def __init__(self, count: int, on_abort: Callable[[Generation], None]):
+        self.count, self.left = count, count
+        self._on_abort = on_abort
+        self._pending: dict[int, Update] = {}
+        self._changed = asyncio.Event()
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> Update:
+        while not self._pending:
+            if not self.left:
+                raise StopAsyncIteration
+            self._changed.clear()
+            await self._changed.wait()
+        return self._pending.pop(next(iter(self._pending)))
+
+    def abort(self) -> None:
+        """End what has not ended, before the engine's next step. May be called again and again."""
+        if self.left:
+            self._on_abort(self)
+
+    def put(self, update: Update) -> None:
+        if update.finish_reason is not None:
+            self.left -= 1
+        kept = self._pending.get(update.index)
+        if kept is None:
+            self._pending[update.index] = update
+        else:
+            kept.merge(update)
+        self._changed.set()
+
+
+@dataclass(slots=True, eq=False)
+class Open:
+    """The loop thread's record of a request: how much of it has been reported, and when."""
+
+    seq: Sequence
+    generation: Generation
+    index: int
+    arrival: float
+    num_tokens: int = 0
+    at: float | None = None
+    failed: bool = False
+
+    @property
+    def has_news(self) -> bool:
+        return self.seq.num_output_tokens > self.num_tokens or self.seq.finish_reason is not None
+
+    def update(self, now: float) -> Update:
+        """What is new since the last call."""
+        seq, known = self.seq, self.num_tokens
+        token_ids = seq.token_ids[seq.num_prompt_tokens + known :]
+        update = Update(
+            index=self.index,
+            token_ids=token_ids,
+            text=seq.detokenizer.take() if seq.detokenizer is not None else "",
+            logprobs=None if seq.logprobs is None else seq.logprobs[known:],
+            finish_reason=seq.finish_reason,
+            stop_reason=seq.stop_reason,
+            num_prompt_tokens=seq.num_prompt_tokens,
+            num_cached_tokens=seq.num_cached_tokens,
+            arrival=self.arrival,
+            at=now,
+            before=self.at,
+            failed=self.failed,
+        )
+        self.num_tokens += len(token_ids)
+        self.at = now
+        return update

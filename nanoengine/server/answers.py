@@ -1,0 +1,104 @@
+"""From a running Generation to an HTTP answer, whole or as server-sent events; a client that leaves ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+
+from starlette.responses import JSONResponse, Response
+
+from nanoengine.engine.generation import Generation, Update
+from nanoengine.server.errors import ApiError
+from nanoengine.server.replies import Replies
+
+LAST_WORD_S = 1.0  # how long a reader that has stopped reading is waited for, to be told why its stream ends
+DONE = b"data: [DONE]\n\n"
+
+
+async def whole(receive, generation: Generation, replies: Replies, timeout_s: float) -> Response:
+    """Wait for all of it. ApiError 503 if it was aborted or took too long."""
+    watcher = asyncio.create_task(_abort_when_gone(receive, generation))
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for update in generation:
+                replies.answers[update.index].add(update)
+                _check(update)
+    except TimeoutError:
+        raise _too_slow(timeout_s) from None
+    finally:
+        watcher.cancel()
+        generation.abort()
+    return JSONResponse(replies.body())
+
+
+class EventStream(Response):
+    """Server-sent events: a chunk an update, then [DONE]; what goes wrong on the way is an event with "error"."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, generation: Generation, replies: Replies, timeout_s: float):
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self.generation, self.replies, self.timeout_s = generation, replies, timeout_s
+
+    async def __call__(self, scope, receive, send) -> None:
+        watcher = asyncio.create_task(_abort_when_gone(receive, self.generation))
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await self._send_all(send)
+        except (ApiError, TimeoutError) as error:
+            known = error if isinstance(error, ApiError) else _too_slow(self.timeout_s)
+            await self._last_word(known, scope, send)
+        finally:
+            watcher.cancel()
+            self.generation.abort()
+
+    async def _send_all(self, send) -> None:
+        for chunk in self.replies.first_chunks():
+            await _send(send, _event(chunk))
+        async for update in self.generation:
+            _check(update)
+            chunk = self.replies.chunk(update)
+            if chunk is not None:
+                await _send(send, _event(chunk))
+        for chunk in self.replies.last_chunks():
+            await _send(send, _event(chunk))
+        await _send(send, DONE, more=False)
+
+    async def _last_word(self, error: ApiError, scope, send) -> None:
+        self.generation.abort()
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                await _send(send, _event(error.body()) + DONE, more=False)
+        except TimeoutError:  # nobody reads: closing would wait for them, so the connection is cut
+            with suppress(KeyError):
+                scope["state"]["cut_connection"]()
+
+
+async def _send(send, data: bytes, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def _event(data: dict) -> bytes:
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def _abort_when_gone(receive, generation: Generation) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    generation.abort()
+
+
+def _check(update: Update) -> None:
+    """ApiError if this is no proper end."""
+    if update.failed:
+        raise ApiError(503, "the engine failed on this request, again and again; its log says more",
+                       code="engine_failed")  # fmt: skip
+    if update.finish_reason == "abort":
+        raise ApiError(503, "the server is shutting down and has ended this request", code="shutting_down")
+
+
+def _too_slow(timeout_s: float) -> ApiError:
+    return ApiError(503, f"the request was ended: it took longer than {timeout_s:g} s", code="timeout")

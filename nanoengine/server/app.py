@@ -1,0 +1,197 @@
+"""The application: routes over one engine. OpenAI's API, as far as one model on one machine has it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse, Response
+from pydantic.json_schema import models_json_schema
+
+from nanoengine import __version__
+from nanoengine.engine.async_engine import AsyncEngine, EngineStopped, Overloaded
+from nanoengine.engine.generation import Generation
+from nanoengine.engine.llm_engine import LLMEngine
+from nanoengine.model.detokenizer import IncrementalDetokenizer
+from nanoengine.model.tokenizer import Tokenizer
+from nanoengine.sampling_params import SamplingParams
+from nanoengine.server.answers import EventStream, whole
+from nanoengine.server.errors import ApiError, install
+from nanoengine.server.limits import Limits
+from nanoengine.server.metrics import CONTENT_TYPE, Metrics
+from nanoengine.server.params import blame, chat_request, completion_requests, parse
+from nanoengine.server.protocol import ChatRequest, Common, CompletionRequest
+from nanoengine.server.replies import ChatReplies, CompletionReplies, Replies
+from nanoengine.server.trace_window import TraceWindow
+
+_REFS = "#/components/schemas/{model}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """model_name: what clients call it. api_key: None lets everyone in. max_waiting: see AsyncEngine.
+    request_timeout_s: from arrival to the last byte. trace_steps: what /trace keeps; 0 turns it off.
+    grace_s: how long a shutdown waits for what runs."""
+
+    model_name: str
+    api_key: str | None = None
+    max_waiting: int = 256
+    max_body_bytes: int = 4 * 2**20
+    body_timeout_s: float = 30.0
+    request_timeout_s: float = 600.0
+    trace_steps: int = 0
+    grace_s: float = 30.0
+
+
+class Service:
+    """What all routes share: the engine, the tokenizer, the counters."""
+
+    def __init__(self, engine: LLMEngine, tokenizer: Tokenizer, settings: Settings,
+                 on_thread_start: Callable[[], None] | None = None):  # fmt: skip
+        self.tokenizer, self.settings = tokenizer, settings
+        self.created = int(time.time())
+        self.trace = TraceWindow(settings.trace_steps) if settings.trace_steps else None
+        if self.trace is not None:
+            engine.observer = self.trace
+        self.metrics = Metrics()
+        self.engine = AsyncEngine(engine, max_waiting=settings.max_waiting, listener=self.metrics.observe,
+                                  on_thread_start=on_thread_start)  # fmt: skip
+        self.metrics.watch(self.engine)
+
+    def new_detokenizer(self, params: SamplingParams) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(self.tokenizer, stop=params.stop, min_tokens=params.min_tokens,
+                                      skip_special_tokens=params.skip_special_tokens)  # fmt: skip
+
+    async def add(self, requests: list) -> Generation:
+        """AsyncEngine.add, with its refusals as HTTP errors."""
+        try:
+            return await self.engine.add(requests)
+        except Overloaded as error:
+            raise ApiError(429, str(error), headers={"Retry-After": str(error.retry_after)}) from None
+        except EngineStopped as error:
+            raise ApiError(503, str(error), code="shutting_down") from None
+        except ValueError as error:
+            raise blame(error) from None
+
+    def model_card(self) -> dict:
+        return {"id": self.settings.model_name, "object": "model", "created": self.created, "owned_by": "nanoengine"}
+
+    def check_model(self, name: str) -> None:
+        if name != self.settings.model_name:
+            raise ApiError(404, f"there is no model {name[:100]!r} here, only {self.settings.model_name!r}",
+                           param="model", code="model_not_found")  # fmt: skip
+
+    async def body(self, request: Request, kind: type[Common]):
+        """The request's body as a checked ``kind``."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise ApiError(400, "the body must be JSON: send the header 'Content-Type: application/json'")
+        body = await asyncio.to_thread(parse, kind, await request.body())
+        self.check_model(body.model)
+        return body
+
+    async def answer(self, request: Request, body: Common, requests: list, replies: type[Replies], num_top: int):
+        """Queue the requests and answer them, as a stream if that is wanted."""
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        generation = await self.add(requests)
+        made = replies(self.settings.model_name, self.tokenizer, num_choices=len(requests), include_usage=usage,
+                       num_top=num_top)  # fmt: skip
+        if body.stream:
+            return EventStream(generation, made, self.settings.request_timeout_s)
+        return await whole(request.receive, generation, made, self.settings.request_timeout_s)
+
+
+def make_app(engine: LLMEngine, tokenizer: Tokenizer, settings: Settings,
+             on_thread_start: Callable[[], None] | None = None) -> FastAPI:  # fmt: skip
+    """The ASGI application; ``app.state.service`` is its Service. While it runs, nobody else may touch ``engine``."""
+    service = Service(engine, tokenizer, settings, on_thread_start)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI):
+        service.engine.start()
+        yield
+        await service.engine.shutdown(settings.grace_s)
+
+    # the pages for trying the API out would load their scripts from the net
+    app = FastAPI(title="nanoengine", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.service = service
+
+    def count(status: int) -> None:
+        service.metrics.refused.labels(str(status)).inc()
+
+    install(app, count)
+    app.add_middleware(Limits, api_key=settings.api_key, max_body_bytes=settings.max_body_bytes,
+                       body_timeout_s=settings.body_timeout_s, count=count)  # fmt: skip
+    _add_openai(app, service)
+    _add_watching(app, service)
+    app.openapi = lambda: _describe(app)
+    return app
+
+
+def _add_openai(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models")
+    async def models():
+        return {"object": "list", "data": [service.model_card()]}
+
+    @app.get("/v1/models/{name:path}", responses=_errors(404))
+    async def model(name: str):
+        service.check_model(name)
+        return service.model_card()
+
+    @app.post("/v1/completions", **_takes(CompletionRequest))
+    async def completions(request: Request):
+        body = await service.body(request, CompletionRequest)
+        requests = await asyncio.to_thread(completion_requests, body, service)
+        return await service.answer(request, body, requests, CompletionReplies, body.logprobs or 0)
+
+    @app.post("/v1/chat/completions", **_takes(ChatRequest))
+    async def chat_completions(request: Request):
+        body = await service.body(request, ChatRequest)
+        requests = [await asyncio.to_thread(chat_request, body, service)]
+        return await service.answer(request, body, requests, ChatReplies, body.top_logprobs or 0)
+
+
+def _add_watching(app: FastAPI, service: Service) -> None:
+    @app.get("/health", responses=_errors(503))
+    async def health():
+        if not service.engine.is_running:
+            raise ApiError(503, "the engine has stopped or is shutting down")
+        return {"status": "ok"}
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics():
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+    @app.get("/trace", responses=_errors(400, 404))
+    async def trace(request: Request):
+        if service.trace is None:
+            raise ApiError(404, "tracing is off: start the server with --trace-steps N")
+        after = request.query_params.get("after", "-1")
+        if not after.removeprefix("-").isdecimal() or len(after) > 18:
+            raise ApiError(400, "after must be the number of a step", param="after")
+        return JSONResponse({"steps": service.trace.newer_than(int(after))})
+
+
+def _takes(kind: type[Common]) -> dict:
+    """How a route's body and errors stand in /openapi.json; the body itself is read by ``Service.body``."""
+    schema = {"$ref": _REFS.format(model=kind.__name__)}
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return {"openapi_extra": {"requestBody": body}, "responses": _errors(400, 401, 404, 408, 413, 429, 503)}
+
+
+def _errors(*statuses: int) -> dict:
+    return {status: {"description": "an error in OpenAI's shape"} for status in statuses}
+
+
+def _describe(app: FastAPI) -> dict:
+    if not app.openapi_schema:
+        description = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        kinds = [(CompletionRequest, "validation"), (ChatRequest, "validation")]
+        _, schemas = models_json_schema(kinds, ref_template=_REFS)
+        description.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+        app.openapi_schema = description
+    return app.openapi_schema

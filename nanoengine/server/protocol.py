@@ -1,0 +1,134 @@
+"""What may stand in a request, as pydantic models. A field that is not here is refused by name, and so is one that
+is here but not supported, unless it asks for nothing.
+
+Source: OpenAI's API reference of chat completions and completions; top_k, min_p, repetition_penalty, min_tokens,
+stop_token_ids, ignore_eos and skip_special_tokens are named as in vLLM's server.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# name -> the values that ask for nothing
+NEUTRAL: dict[str, tuple] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),  # without tools it says nothing
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+}
+# Labels of the caller's own, with no effect on the answer in OpenAI's API either.
+LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class Strict(BaseModel):
+    """No field but these, no value but of its own type: "5" is not 5."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+
+
+class Common(Strict):
+    """What both kinds of request share. None stands for the default, as in OpenAI's API."""
+
+    model: str = Field(description="the name that /v1/models gives")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; default 1")
+    top_p: float | None = Field(None, gt=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = None
+    stop: str | list[str] | None = Field(None, description="at most 16 texts, each of at most 256 characters")
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0)
+    min_tokens: Count | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+
+    # labels: taken, without effect
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    # not supported: see NEUTRAL
+    n: int | None = None
+    logit_bias: dict[str, float] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+
+
+class CompletionRequest(Common):
+    """POST /v1/completions"""
+
+    prompt: str | list[int] | list[str] | list[list[int]] = Field(description="text or token ids, one or several")
+    max_tokens: int | None = Field(None, ge=1, description="default 16")
+    logprobs: int | None = Field(None, ge=0, le=20)
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Strict):
+    """One message. The fields that an assistant's own message may carry along must be empty."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class ChatRequest(Common):
+    """POST /v1/chat/completions"""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, description="default: what the model has room for")
+    max_tokens: int | None = Field(None, ge=1, description="the older name of max_completion_tokens")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    prediction: Any = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    web_search_options: Any = None
