@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nanoengine.checks import BIG, boolean, integer, integers, number
 
@@ -54,6 +54,8 @@ class SamplingParams:
     logprobs: int | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
+    # True if the next token's logits depend on what the last one was (penalties); asked for each row of each step
+    needs_history: bool = field(init=False, repr=False, compare=False, default=False)
 
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 (frozen)
@@ -64,6 +66,8 @@ class SamplingParams:
         put("repetition_penalty", number("repetition_penalty", self.repetition_penalty, 0.0, 1e4, open_low=True))
         put("presence_penalty", number("presence_penalty", self.presence_penalty, -2.0, 2.0))
         put("frequency_penalty", number("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        put("needs_history", penalties != (1.0, 0.0, 0.0))
         if self.seed is not None:
             put("seed", integer("seed", self.seed, -SEED_LIMIT, SEED_LIMIT - 1))
         if self.max_tokens is not None:
@@ -89,8 +93,3 @@ class SamplingParams:
     def _stop_ids(self) -> tuple[int, ...]:
         ids = self.stop_token_ids if self.stop_token_ids is not None else ()
         return integers("stop_token_ids", ids, 0, BIG)
-
-    @property
-    def needs_history(self) -> bool:
-        """True if the next token's logits depend on the text of the last one (penalties)."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

@@ -70,8 +70,11 @@ class Lab:
         self.page.wait_for_function(_FINISHED, timeout=seconds * 1000)
 
     def errors(self) -> list[str]:
-        """The text of each error output in the notebook."""
-        return self.page.locator('[data-mime-type="application/vnd.jupyter.error"]').all_inner_texts()
+        """The text of each error output in the notebook, and of what was written to stderr.
+
+        JupyterLab renders both as the same type; a lesson has neither.
+        """
+        return self.page.locator('[data-mime-type="application/vnd.jupyter.stderr"]').all_inner_texts()
 
     def not_run(self) -> int:
         """How many code cells with code in them have not been executed."""
