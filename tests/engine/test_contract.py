@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import itertools
 import re
+from dataclasses import fields
 from fractions import Fraction
 
 import numpy as np
