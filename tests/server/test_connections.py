@@ -1,0 +1,200 @@
+"""Clients that leave, stall or send rubbish: their blocks come back, and the server goes on."""
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+from nanoengine.server import run
+from nanoengine.sim import expected_output
+from tests.server.conftest import VOCAB, ask, events, make_engine, running, until
+
+LONG = {"model": "tiny", "prompt": [7] * 40, "max_tokens": 400}
+
+
+def connect(server, data: bytes = b"") -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    sock.sendall(data)
+    return sock
+
+
+def post(body: dict) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    return head.encode() + b"\r\n\r\n" + data
+
+
+def assert_works(server) -> None:
+    with server.client() as client:
+        assert ask(client, prompt=[5], max_tokens=3).json()["usage"]["completion_tokens"] == 3
+        assert client.get("/health").is_success
+
+
+@pytest.mark.parametrize("abrupt", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_blocks_within_one_step(slots, stream, abrupt):
+    slots.engine.runner.delay = 0.05
+    sock = connect(slots, post(LONG | {"stream": stream}))
+    until(lambda: slots.stats.steps >= 3)
+    assert slots.stats.free_blocks < slots.stats.num_blocks
+    if abrupt:  # a reset, as the system sends it for a process that was killed with data unread
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+    steps = slots.stats.steps
+    until(lambda: slots.is_idle)
+    # one step was running when it left; the event loop may hear of it only after that has ended
+    assert slots.stats.steps - steps <= 2
+    with slots.client() as client:
+        assert 'nanoengine_requests_total{reason="abort"} 1.0' in client.get("/metrics").text
+    assert_works(slots)
+
+
+def test_half_open_connections_are_cut(slots, monkeypatch):
+    monkeypatch.setattr(run, "HEADER_TIMEOUT_S", 0.3)
+    silent, half = connect(slots), connect(slots, b"POST /v1/completions HTTP/1.1\r\nHost:")
+    second = connect(slots, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    answer = b""
+    while b'{"status":"ok"}' not in answer:
+        answer += second.recv(1000)
+    second.sendall(b"GET /hea")  # half of a second request
+    drip = connect(slots, b"G")
+    began = time.monotonic()
+    with pytest.raises(OSError):  # a byte now and then does not set the clock back
+        while time.monotonic() - began < 5:
+            drip.sendall(b"X")
+            time.sleep(0.05)
+    for sock in (silent, half, second, drip):
+        with sock:
+            sock.settimeout(5)
+            try:
+                assert sock.recv(1000) == b""
+            except ConnectionResetError:
+                pass
+    assert time.monotonic() - began < 4
+    assert_works(slots)
+
+
+def test_a_body_that_never_comes_is_a_408():
+    with running(make_engine(), body_timeout_s=0.2) as server:
+        with connect(server, post(LONG)[:-5]) as sock:
+            answer = sock.recv(4000)
+        assert b"408" in answer.split(b"\r\n")[0]
+        assert b'"code":"request_timeout"' in answer
+        assert_works(server)
+
+
+def test_a_reader_that_stops_reading_is_cut_and_holds_nothing():
+    engine = make_engine(max_model_len=20_000, num_blocks=6000)
+    with running(engine, request_timeout_s=1.0) as server:
+        body = LONG | {"prompt": [[7]] * 8, "max_tokens": 19_000, "stream": True}
+        server.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # or the system would keep megabytes
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", server.port))
+        began = time.monotonic()
+        sock.sendall(post(body))
+        until(lambda: server.stats.steps > 3)
+        with server.client() as client:  # others are served meanwhile
+            assert ask(client, prompt=[5], max_tokens=3).is_success
+        until(lambda: server.is_idle)
+        until(lambda: not server.server.server_state.connections)
+        assert time.monotonic() - began < run.KEEP_ALIVE_S - 2  # it was cut, not let go as an idle one
+        sock.close()
+        assert_works(server)
+
+
+@pytest.mark.parametrize("data", [b"\x00" * 500, b"GET\r\n\r\n", b"\x16\x03\x01" * 100,
+                                  b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: " + b"b" * 200_000])  # fmt: skip
+def test_what_is_not_http_gets_a_400_or_the_door(slots, data):
+    with connect(slots) as sock:
+        try:
+            sock.sendall(data)
+            answer = sock.recv(1000)
+        except ConnectionError:
+            answer = b""
+    assert not answer or b" 400 " in answer.split(b"\r\n")[0]
+    assert_works(slots)
+
+
+def test_forty_streams_at_once_are_all_right():
+    engine = make_engine(max_num_seqs=16, num_blocks=64)
+    prompts = [[i, i + 1] for i in range(40)]
+    found = {}
+    with running(engine) as server:
+        alone = {}
+        with server.client() as client:
+            for i, prompt in enumerate(prompts):
+                alone[i] = ask(client, prompt=prompt, max_tokens=20).json()["choices"][0]["text"]
+
+        def read(i: int) -> None:
+            with server.client() as client:
+                body = {"model": "tiny", "prompt": prompts[i], "max_tokens": 20, "stream": True}
+                with client.stream("POST", "/v1/completions", json=body) as response:
+                    found[i] = "".join(event["choices"][0]["text"] for event in events(response))
+
+        threads = [threading.Thread(target=read, args=(i,)) for i in range(len(prompts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert server.is_idle
+        assert server.stats.preemptions == engine.scheduler.num_preemptions
+    assert found == alone
+    assert len(set(alone.values())) > 30
+    assert len(expected_output(prompts[0], 20, VOCAB)) == 20
+
+
+def test_shutdown_ends_streams_with_an_event():
+    engine = make_engine()
+    engine.runner.delay = 0.01
+    with running(engine, grace_s=0.2) as server, server.client() as client:
+        with client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
+            until(lambda: server.stats.steps > 3)
+            server.server.should_exit = True
+            found = events(response)
+        assert found[-1]["error"]["code"] == "shutting_down"
+        server.thread.join(10)
+        assert not server.thread.is_alive()
+    assert engine.block_manager.num_free_blocks == engine.block_manager.num_blocks
+
+
+def test_sigterm_under_load_in_a_process_of_its_own():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nanoengine", "serve", "--model", "tiny-llama", "--load-format", "dummy", "--port", "0",
+         "--grace", "1", "--log-level", "warning", "--max-model-len", "2048"],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        url = process.stderr.readline().split(" on ")[1].strip()
+        body = {"model": "tiny-llama", "prompt": "a", "max_tokens": 2000, "stream": True}
+        until(lambda: _answers(url), 60)
+        with httpx.Client(timeout=60) as client, client.stream("POST", f"{url}/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            rest = [line for line in lines if line]
+        assert "shutting_down" in rest[-2]
+        assert rest[-1] == "data: [DONE]"
+        assert process.wait(20) == 0
+        assert time.monotonic() - began < 1 + 1 + run.CLEAN_UP_S
+        assert "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/models").is_success
+    except httpx.TransportError:
+        return False
