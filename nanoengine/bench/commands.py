@@ -1,9 +1,11 @@
-"""``nanoengine bench offline | host``: options, and what they start. Imports nothing heavy by itself."""
+"""``nanoengine bench offline | host | serve``: options, and what they start. Imports nothing heavy by itself."""
 
 from __future__ import annotations
 
 import argparse
 import json
+
+from nanoengine.bench.serve_command import add_bench_serve
 
 
 def add_bench(bench: argparse.ArgumentParser) -> None:
@@ -11,6 +13,7 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     kinds = bench.add_subparsers(title="what to measure", metavar="KIND", required=True)
     _add_offline(kinds)
     _add_host(kinds)
+    add_bench_serve(kinds)
 
 
 def _add_offline(kinds) -> None:

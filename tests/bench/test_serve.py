@@ -1,0 +1,152 @@
+"""bench serve: when requests are sent, what is measured, and other servers' answers."""
+
+import csv
+import json
+import time
+
+import httpx
+import pytest
+
+from nanoengine.bench.load import Load, drawn, id_prompt, read_trace, text_prompt
+from nanoengine.bench.serve import Slo, measure, show, summarise
+from nanoengine.bench.serve_client import Target, Timing
+from nanoengine.cli import main
+from tests.server.conftest import make_engine, running
+
+# sent late; texts at 1.2, 1.3 and 1.7 s; five tokens
+TIMING = Timing(due=1.0, sent=1.1, chunks=[1.2, 1.3, 1.7], ended=1.8, num_prompt=3, num_output=5)
+
+
+def test_times_of_a_request():
+    assert TIMING.ttft == pytest.approx(0.2)  # from when it was due
+    assert TIMING.itls == pytest.approx([0.1, 0.4])
+    assert TIMING.tpot == pytest.approx(0.5 / 4)
+    assert TIMING.e2e == pytest.approx(0.8)
+    assert Timing(due=0, chunks=[1.0], ended=1.0, num_output=1).tpot is None
+
+
+@pytest.mark.parametrize(
+    ("slo", "met"),
+    [(Slo(), True), (Slo(ttft=0.21), True), (Slo(ttft=0.19), False), (Slo(tpot=0.12), False), (Slo(e2e=0.79), False),
+     (Slo(ttft=0.21, tpot=0.13, e2e=0.81), True)],
+)  # fmt: skip
+def test_goodput_counts_what_meets_every_bound(slo, met):
+    failed = Timing(due=0.0, sent=0.0, ended=2.0, error="HTTP 429")
+    found = summarise([TIMING, failed], slo)
+    assert found["goodput_per_s"] == pytest.approx(met / 2)
+    assert (found["requests"], found["failed"], found["errors"]) == (2, 1, {"HTTP 429": 1})
+    assert found["output_tokens_per_s"] == pytest.approx(5 / 2)
+    assert found["late_ms"] == pytest.approx(100)
+    assert found["ms"]["itl"] == pytest.approx({"p50": 100, "p90": 400, "p99": 400})
+
+
+def test_arrivals_are_a_poisson_process_of_that_rate():
+    load = drawn(4000, (3, 9), (2, 5), rate=20.0, seed=1)
+    gaps = [b - a for a, b in zip(load.due, load.due[1:], strict=False)]
+    mean = sum(gaps) / len(gaps)
+    assert mean == pytest.approx(1 / 20, rel=0.06)
+    assert sum(gap > mean for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.03)  # e**-1: exponential
+    assert (min(load.input_lens), max(load.input_lens), min(load.output_lens), max(load.output_lens)) == (3, 9, 2, 5)
+    assert load == drawn(4000, (3, 9), (2, 5), rate=20.0, seed=1) != drawn(4000, (3, 9), (2, 5), rate=20.0, seed=2)
+    assert drawn(5, (1, 1), (1, 1), rate=None).due is None
+
+
+def test_prompts_have_their_length_and_differ():
+    assert len(text_prompt(40, 1).split()) == 40
+    assert text_prompt(40, 1) == text_prompt(40, 1) != text_prompt(40, 2)
+    assert len(id_prompt(9, 0, 50)) == 9
+    assert max(id_prompt(500, 0, 50)) < 50
+
+
+def test_a_trace_of_lengths(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"input_len": 5, "output_len": 2, "at": 3.5}\n\n{"input_len": 6, "output_len": 1, "at": 3.0}\n')
+    assert read_trace(file) == Load([6, 5], [1, 2], [0.0, 0.5])
+    file.write_text('{"input_len": 5, "output_len": 2}\n')
+    assert read_trace(file) == Load([5], [2], None)
+    assert read_trace(file, rate=3.0).due == [0.0]
+    for text in ("{", "[]", '{"input_len": 5}', '{"input_len": 0, "output_len": 1}',
+                 '{"input_len": 1, "output_len": 1, "at": -1}',
+                 '{"input_len": 1, "output_len": 1, "at": "x"}'):  # fmt: skip
+        file.write_text(text)
+        with pytest.raises(ValueError, match="line 1"):
+            read_trace(file)
+    file.write_text("")
+    with pytest.raises(ValueError, match="no line"):
+        read_trace(file)
+
+
+def test_open_loop_against_our_server_from_the_command_line(tmp_path, capsys):
+    files = {name: tmp_path / f"out.{name}" for name in ("csv", "svg", "json")}
+    with running(make_engine()) as server:
+        options = ["--url", f"{server.url}/v1", "--num-requests", "12", "--rate", "60", "--input-len", "3", "9",
+                   "--output-len", "5", "5", "--vocab-size", "250", "--slo-ttft", "10000", "--ignore-eos"]  # fmt: skip
+        files_given = ["--csv", str(files["csv"]), "--plot", str(files["svg"]), "--json", str(files["json"])]
+        assert main(["bench", "serve", *options, *files_given]) == 0
+        asked = sum(drawn(12, (3, 9), (5, 5), rate=60.0).input_lens)
+    result = json.loads(files["json"].read_text())
+    assert (result["requests"], result["failed"], result["output_tokens"], result["loop"]) == (12, 0, 60, "open")
+    assert result["prompt_tokens"] == asked
+    assert result["goodput_per_s"] == pytest.approx(result["requests_per_s"])
+    assert result["seconds"] >= drawn(12, (3, 9), (5, 5), rate=60.0).due[-1]
+    rows = list(csv.DictReader(files["csv"].open()))
+    assert [row["output_tokens"] for row in rows] == ["5"] * 12
+    assert files["svg"].read_text().lstrip().startswith("<?xml")
+    assert "goodput" in capsys.readouterr().out
+
+
+def test_closed_loop_keeps_so_many_in_the_air():
+    engine = make_engine()
+    engine.runner.delay = 0.005
+    with running(engine) as server:
+        target = Target(f"{server.url}/v1", "tiny", chat=True)
+        result = measure(target, drawn(9, (2, 4), (6, 6), rate=None), lambda i: text_prompt(2, i), concurrency=3)
+    times = [(timing.sent, timing.ended) for timing in result["timings"]]
+    in_the_air = [sum(sent <= now < ended for sent, ended in times) for now, _ in times]
+    assert max(in_the_air) == 3
+    assert result["failed"] == 0
+    assert result["loop"] == "closed"
+    assert "TTFT" in show(result)
+
+
+def _answering(*lines: str, status: int = 200) -> httpx.MockTransport:
+    return httpx.MockTransport(lambda request: httpx.Response(status, text="".join(f"{line}\n\n" for line in lines)))
+
+
+TOKEN = 'data: {"choices": [{"delta": {"content": "a"}}]}'
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [([TOKEN, "data: [DONE]"], None), ([": comment", TOKEN, "data: [DONE]"], None), ([TOKEN], "without"),
+     (["data: [DONE]"], "no text"), (["data: ?"], "not an object"),
+     ([TOKEN, 'data: {"error": {"code": "shutting_down"}}'], "shutting_down")],
+)  # fmt: skip
+def test_answers_of_other_servers(lines, error):
+    load, target = Load([1, 1], [4, 4]), Target("http://x/v1", "m", chat=True)
+    if error is None:
+        result = measure(target, load, lambda i: "a", transport=_answering(*lines))
+        assert (result["failed"], result["output_tokens"]) == (0, 2)  # no usage: chunks are counted
+        assert result["prompt_tokens"] == 2
+        return
+    with pytest.raises(RuntimeError, match=error):
+        measure(target, load, lambda i: "a", transport=_answering(*lines))
+
+
+def test_a_server_that_refuses_or_is_not_there(capsys):
+    with pytest.raises(RuntimeError, match="HTTP 429"):
+        measure(Target("http://x/v1", "m"), Load([1], [1]), lambda i: "a", transport=_answering(status=429))
+    assert main(["bench", "serve", "--url", "http://127.0.0.1:9/v1"]) == 2
+    assert "--url end in /v1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--rate", "0"], ["--num-requests", "0"], ["--input-len", "5", "2"], ["--concurrency", "0"],
+     ["--chat", "--vocab-size", "5"], ["--trace", "no_such_file"]],
+)  # fmt: skip
+def test_bad_options_are_refused_before_anything_is_sent(options, capsys):
+    began = time.monotonic()
+    assert main(["bench", "serve", "--url", "http://127.0.0.1:9/v1", *options]) == 2
+    assert "does not answer" not in capsys.readouterr().err
+    assert time.monotonic() - began < 5
