@@ -13,6 +13,7 @@ from nanoengine.bench.commands import add_bench
 from nanoengine.config import BACKENDS, DTYPES, POLICIES
 from nanoengine.course.cli import add_course
 from nanoengine.server.commands import add_serve
+from nanoengine.server.trace_command import add_trace
 
 # Options that go into LLM(...) and SamplingParams(...) as they are, if they were given: (name, type, help).
 # The classes check the values, so that the command line and Python refuse the same things in the same words.
@@ -111,6 +112,7 @@ def make_parser() -> Parser:
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     doctor.set_defaults(run=run_doctor)
     add_bench(commands.add_parser("bench", help="measure"))
+    add_trace(commands.add_parser("trace", help="look at a run: saved, or of a running server"))
     add_course(commands.add_parser("course", help="the lessons: start, check, grade, interview"))
     return parser
 

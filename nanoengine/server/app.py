@@ -173,7 +173,7 @@ def _add_watching(app: FastAPI, service: Service) -> None:
         after = request.query_params.get("after", "-1")
         if not after.removeprefix("-").isdecimal() or len(after) > 18:
             raise ApiError(400, "after must be the number of a step", param="after")
-        return JSONResponse({"steps": service.trace.newer_than(int(after))})
+        return JSONResponse(service.trace.newer_than(int(after)))
 
 
 def _takes(kind: type[Common]) -> dict:

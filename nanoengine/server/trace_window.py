@@ -27,5 +27,8 @@ class TraceWindow(Trace):
         self.window = self.steps = self.steps[-self.size :]
         self._seen &= engine.sequences.keys()  # ids are never used again, so the others are not needed
 
-    def newer_than(self, step: int) -> list[dict]:
-        return [record for record in self.window if record["step"] > step]
+    def newer_than(self, step: int) -> dict:
+        """What /trace says: "steps" after that one, and the number of the "last" step (-1 before the first)."""
+        window = self.window
+        last = window[-1]["step"] if window else -1
+        return {"last": last, "steps": [record for record in window if record["step"] > step]}
