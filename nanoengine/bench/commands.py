@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from nanoengine.bench.gpu_commands import add_bench_gpu, has_gpu, run_throughput
 from nanoengine.bench.serve_command import add_bench_serve
 
 
@@ -14,16 +15,21 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     _add_offline(kinds)
     _add_host(kinds)
     add_bench_serve(kinds)
+    add_bench_gpu(kinds)
 
 
 def _add_offline(kinds) -> None:
-    text = "Tokens per second beside Hugging Face generate, same prompts, same run (fp32, CPU, greedy)."
+    text = (
+        "On a CPU: tokens per second beside Hugging Face generate, same prompts, same run (fp32, greedy). On a GPU: "
+        "nano-vllm's workload of 256 requests on random weights, beside the card's roofline (--model names a shape)."
+    )
     offline = kinds.add_parser("offline", help="tokens per second beside Hugging Face generate", description=text)
     offline.add_argument("--model", help="a folder, a .gguf file, a repo id (default: the embedded model)")
     offline.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 16], metavar="N", help="default: 1 16")
     offline.add_argument("--new-tokens", type=int, default=64, metavar="N", help="tokens a request gets (default: 64)")
     offline.add_argument("--runs", type=int, default=3, metavar="N", help="runs of each after a warm-up (default: 3)")
     offline.add_argument("--threads", type=int, default=2, metavar="N", help="CPU threads of each engine (default: 2)")
+    offline.add_argument("--cpu", action="store_true", help="the CPU's measurement also where a GPU is")
     offline.add_argument("--no-hf", action="store_true", help="our engine alone")
     offline.add_argument("--no-first-token", action="store_true", help="do not time fresh processes")
     offline.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
@@ -42,23 +48,25 @@ def _add_host(kinds) -> None:
 
 
 def run_offline(args) -> int:
+    if not args.cpu and has_gpu():
+        return run_throughput(args)
     from nanoengine.bench.offline import Settings, measure, show
 
     settings = Settings(
         model=args.model, batch_sizes=tuple(args.batch_sizes), new_tokens=args.new_tokens, runs=args.runs,
         threads=args.threads, hf=not args.no_hf, first_token=not args.no_first_token,
     )  # fmt: skip
-    return _report(args.json, lambda: measure(settings), show)
+    return report(args.json, lambda: measure(settings), show)
 
 
 def run_host(args) -> int:
     from nanoengine.bench.host import measure, show
 
     options = dict(steps=args.steps, blocks=args.blocks, growth=not args.no_growth)
-    return _report(args.json, lambda: measure(args.num_seqs, **options), show)
+    return report(args.json, lambda: measure(args.num_seqs, **options), show)
 
 
-def _report(path: str | None, measure, show) -> int:
+def report(path: str | None, measure, show) -> int:
     if path is None:
         print(show(measure()), flush=True)
         return 0

@@ -11,9 +11,12 @@ _ODD = np.zeros(1, np.int64)
 
 
 def pick_device(name: str) -> torch.device:
-    """"auto" takes the first GPU if torch can use one, else the CPU. ValueError if the named one is not there."""
+    """"auto" takes the first GPU if torch can use one, else the CPU.
+
+    Errors: ValueError if the named one is not there; RuntimeError if it is, but cannot run this torch.
+    """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return _usable(torch.device("cuda")) if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -25,6 +28,19 @@ def pick_device(name: str) -> torch.device:
         raise ValueError(f"device={name!r} asked for, but {built}: see `nanoengine doctor`, or use device='cpu'")
     if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
         raise ValueError(f"device={name!r}: there are only {torch.cuda.device_count()} GPUs")
+    return _usable(device) if device.type == "cuda" else device
+
+
+def _usable(device: torch.device) -> torch.device:
+    """``device``, if one kernel runs on it: a driver that is too old, or a card that is, shows here."""
+    try:
+        torch.zeros(1, device=device).item()
+    except RuntimeError as error:
+        reason = str(error).strip().split("\n")[0]
+        raise RuntimeError(
+            f"the GPU {device} does not work with torch {torch.__version__} (CUDA {torch.version.cuda}): {reason}. "
+            "Try a newer driver or another build of torch (`nanoengine doctor` says more); device='cpu' always runs"
+        ) from error
     return device
 
 

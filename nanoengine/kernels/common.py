@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
+import triton.language as tl
 
 
 def dot_precision(dtype: torch.dtype) -> str:
@@ -14,3 +17,37 @@ def dot_precision(dtype: torch.dtype) -> str:
 def power_of_two(n: int, at_least: int = 1) -> int:
     """The power of two >= max(n, at_least): the shape of a Triton tile; what is beyond n is masked."""
     return max(at_least, triton.next_power_of_2(n))
+
+
+@cache
+def _can_overlap(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def overlapped(x: torch.Tensor) -> dict:
+    """Launch options of a kernel that may be set up while the one before it still runs (Hopper and newer).
+
+    Such a kernel lets its follower start at once and, before it touches what an earlier kernel wrote or reads,
+    waits until that one has ended: ``begin(OVERLAP)``, or ``let_next_start`` and ``wait_for_last``.
+    CUDA's name is programmatic dependent launch. It hides a microsecond or two a kernel.
+    """
+    return dict(OVERLAP=True, launch_pdl=True) if _can_overlap(x.device) else dict(OVERLAP=False)
+
+
+@triton.jit
+def let_next_start(OVERLAP: tl.constexpr):
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_last(OVERLAP: tl.constexpr):
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def begin(OVERLAP: tl.constexpr):
+    """The next kernel may be set up now; this one goes on when the last one has ended."""
+    let_next_start(OVERLAP)
+    wait_for_last(OVERLAP)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nanoengine.kernels.common import power_of_two
+from nanoengine.kernels.common import begin, overlapped, power_of_two
 
 
 def decode_inputs_reference(ids, sources, previous, positions, slots, table_rows, tables, embedding, block_size: int):
@@ -28,14 +28,16 @@ def decode_inputs(ids, sources, previous, positions, slots, table_rows, tables, 
     out = embedding.new_empty(rows, hidden)
     _decode_inputs[(rows,)](
         ids, sources, previous, positions, slots, table_rows, tables, embedding, out, tables.stride(0),
-        BLOCK_SIZE=block_size, HIDDEN=hidden, PAD=power_of_two(hidden),
+        BLOCK_SIZE=block_size, HIDDEN=hidden, PAD=power_of_two(hidden), **overlapped(out),
     )  # fmt: skip
     return out
 
 
 @triton.jit
 def _decode_inputs(ids, sources, previous, positions, slots, table_rows, tables, embedding, out, table_stride,
-                   BLOCK_SIZE: tl.constexpr, HIDDEN: tl.constexpr, PAD: tl.constexpr):  # fmt: skip
+                   BLOCK_SIZE: tl.constexpr, HIDDEN: tl.constexpr, PAD: tl.constexpr,
+                   OVERLAP: tl.constexpr):  # fmt: skip
+    begin(OVERLAP)
     row, column = tl.program_id(0), tl.arange(0, PAD)
     source = tl.load(sources + row)
     token = tl.load(ids + row)

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nanoengine.kernels.common import power_of_two
+from nanoengine.kernels.common import begin, overlapped, power_of_two
 from nanoengine.model.sampler import gumbel_noise
 
 TILE = 2048
@@ -33,8 +33,9 @@ def draw(logits, temperatures, seeds, positions, out) -> None:
     tiles = triton.cdiv(vocab, TILE)
     scores = torch.empty(rows, tiles, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(rows, tiles, dtype=torch.int64, device=logits.device)
-    _best_of_tile[(rows, tiles)](logits, temperatures, seeds, positions, scores, tokens, vocab, tiles, TILE=TILE)
-    _best_of_row[(rows,)](scores, tokens, out, tiles, PAD=power_of_two(tiles), num_warps=1)
+    _best_of_tile[(rows, tiles)](logits, temperatures, seeds, positions, scores, tokens, vocab, tiles, TILE=TILE,
+                                 **overlapped(logits))  # fmt: skip
+    _best_of_row[(rows,)](scores, tokens, out, tiles, PAD=power_of_two(tiles), **overlapped(logits), num_warps=1)
 
 
 @triton.jit
@@ -46,7 +47,9 @@ def _mix(x):
 
 
 @triton.jit
-def _best_of_tile(logits, temperatures, seeds, positions, scores, tokens, vocab, tiles, TILE: tl.constexpr):
+def _best_of_tile(logits, temperatures, seeds, positions, scores, tokens, vocab, tiles, TILE: tl.constexpr,
+                  OVERLAP: tl.constexpr):  # fmt: skip
+    begin(OVERLAP)
     row, tile = tl.program_id(0), tl.program_id(1)
     token = tile * TILE + tl.arange(0, TILE)
     real = token < vocab
@@ -59,14 +62,15 @@ def _best_of_tile(logits, temperatures, seeds, positions, scores, tokens, vocab,
         uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 1.1102230246251565e-16, 0.999999940395355)  # 2**-53
         series = uniform * (1 + uniform * (0.5 + uniform * (0.33333334 + uniform * 0.25)))
         exponential = tl.where(uniform < 0.01, series, -tl.log(1.0 - uniform))  # -log1p(-uniform), without log1p
-        score = score / tl.maximum(temperature, 1e-6) - tl.log(exponential)
+        score = score * (1.0 / tl.maximum(temperature, 1e-6)) - tl.log(exponential)
     best = tl.argmax(score, 0)
     tl.store(scores + row * tiles + tile, tl.max(score, 0))
     tl.store(tokens + row * tiles + tile, (tile * TILE + best).to(tl.int64))
 
 
 @triton.jit
-def _best_of_row(scores, tokens, out, tiles, PAD: tl.constexpr):
+def _best_of_row(scores, tokens, out, tiles, PAD: tl.constexpr, OVERLAP: tl.constexpr):
+    begin(OVERLAP)
     row, tile = tl.program_id(0), tl.arange(0, PAD)
     score = tl.load(scores + row * tiles + tile, mask=tile < tiles, other=float("-inf"))
     tl.store(out + row, tl.load(tokens + row * tiles + tl.argmax(score, 0)))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from nanoengine.kernels.common import power_of_two
+from nanoengine.kernels.common import let_next_start, overlapped, power_of_two, wait_for_last
 from nanoengine.kernels.norm import add_norm_reference
 from nanoengine.kernels.swiglu import swiglu_reference
 
@@ -54,7 +54,7 @@ def _launch(x, delta, norm_weight, new, weight, bias, eps, *, plain=False, norm=
     _gemv[(triton.cdiv(outputs, rows),)](
         x, delta, norm_weight, out if new is None else new, weight, weight if bias is None else bias, out, eps, outputs,
         INPUTS=inputs, PAD=power_of_two(inputs), ROWS=rows, NORM=norm, ADD=add, SWIGLU=swiglu,
-        BIAS=bias is not None, num_warps=4 if inputs <= 1024 else 8,
+        BIAS=bias is not None, **overlapped(out), num_warps=4 if inputs <= 1024 else 8,
     )  # fmt: skip
     return out
 
@@ -63,13 +63,18 @@ def _launch(x, delta, norm_weight, new, weight, bias, eps, *, plain=False, norm=
 def _gemv(
     x, delta, norm_weight, new, weight, bias, out, eps, outputs,
     INPUTS: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr,
-    SWIGLU: tl.constexpr, BIAS: tl.constexpr,
+    SWIGLU: tl.constexpr, BIAS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """ROWS outputs a program, the whole input at once: all its loads are in flight together."""
+    """ROWS outputs a program, the whole input at once: all its loads are in flight together.
+
+    The weights were there before the last kernel began, so loading them does not wait for it.
+    """
+    let_next_start(OVERLAP)
     row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, PAD)
     real = column < INPUTS
     at = row.to(tl.int64)[:, None] * INPUTS + column[None, :]
     w = tl.load(weight + at, mask=(row < outputs)[:, None] & real[None, :], other=0.0).to(tl.float32)
+    wait_for_last(OVERLAP)
     value = tl.load(x + column, mask=real, other=0.0)
     if ADD:
         value = (value.to(tl.float32) + tl.load(delta + column, mask=real, other=0.0).to(tl.float32)).to(

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from nanoengine.kernels.common import power_of_two
+from nanoengine.kernels.common import begin, overlapped, power_of_two
 
 
 def add_norm_reference(stream, delta, weight, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,14 +25,17 @@ def add_norm(stream, delta, weight, eps: float) -> tuple[torch.Tensor, torch.Ten
     normed = torch.empty_like(stream)
     _add_norm[(len(stream),)](
         stream, stream if delta is None else delta, weight, normed, eps,
-        ADD=delta is not None, HIDDEN=hidden, PAD=power_of_two(hidden), num_warps=4 if hidden <= 2048 else 8,
+        ADD=delta is not None, HIDDEN=hidden, PAD=power_of_two(hidden), **overlapped(stream),
+        num_warps=4 if hidden <= 2048 else 8,
     )  # fmt: skip
     return stream, normed
 
 
 @triton.jit
-def _add_norm(stream, delta, weight, normed, eps, ADD: tl.constexpr, HIDDEN: tl.constexpr, PAD: tl.constexpr):
+def _add_norm(stream, delta, weight, normed, eps, ADD: tl.constexpr, HIDDEN: tl.constexpr, PAD: tl.constexpr,
+              OVERLAP: tl.constexpr):  # fmt: skip
     """One program a row. The sum is rounded to the stream's type before it is squared, as torch does."""
+    begin(OVERLAP)
     column = tl.arange(0, PAD)
     real = column < HIDDEN
     at = tl.program_id(0).to(tl.int64) * HIDDEN + column

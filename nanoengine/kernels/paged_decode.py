@@ -14,7 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
-from nanoengine.kernels.common import dot_precision, power_of_two
+from nanoengine.kernels.common import (
+    begin,
+    dot_precision,
+    let_next_start,
+    overlapped,
+    power_of_two,
+    wait_for_last,
+)
 
 TILE = 64  # keys a program loads at a time
 
@@ -76,12 +83,12 @@ def paged_decode(q, cache, tables, table_rows, tokens, work, split, out, scale: 
         q.stride(0), out.stride(0), cache.stride(0), tables.stride(0), pieces,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, GROUP_PAD=power_of_two(heads // kv_heads, 16),
         D=d, D_PAD=power_of_two(d), BLOCK_SIZE=block_size, TILE=TILE, PRECISION=dot_precision(q.dtype),
-        num_warps=2, num_stages=3,
+        **overlapped(q), num_warps=2, num_stages=3,
     )  # fmt: skip
     if split.shape[1]:
         _combine_pieces[(split.shape[1], heads)](
             partial, weight, tokens, split, out, out.stride(0), split.shape[1],
-            HEADS=heads, D=d, D_PAD=power_of_two(d), MANY=16, num_warps=1,
+            HEADS=heads, D=d, D_PAD=power_of_two(d), MANY=16, **overlapped(q), num_warps=1,
         )  # fmt: skip
 
 
@@ -90,9 +97,10 @@ def _decode_pieces(
     q, cache, tables, table_rows, tokens, work, out, partial, weight, scale,
     q_stride, out_stride, values, table_stride, pieces,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program a piece and KV head; the heads of one piece run side by side and share cache lines."""
+    let_next_start(OVERLAP)
     head, item = tl.program_id(0), tl.program_id(1)
     row = tl.load(work + item)
     if row < 0:
@@ -100,6 +108,7 @@ def _decode_pieces(
     start, end = tl.load(work + pieces + item).to(tl.int32), tl.load(work + 2 * pieces + item).to(tl.int32)
     piece = tl.load(work + 3 * pieces + item)
     token, table = tl.load(tokens + row), tables + tl.load(table_rows + row) * table_stride
+    wait_for_last(OVERLAP)  # up to here it read the plan alone, which the host has sent
     # the query heads of the group, padded to the 16 rows that tl.dot needs
     member, dim, key = tl.arange(0, GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, TILE)
     heads = head * GROUP + member
@@ -141,8 +150,10 @@ def _decode_pieces(
 def _combine_pieces(
     partial, weight, tokens, split, out, out_stride, num_split,
     HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, MANY: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Weighted mean of a row's pieces, MANY at a time; a piece's weight is 2**weight (its softmax sum)."""
+    begin(OVERLAP)
     entry, head = tl.program_id(0), tl.program_id(1)
     count = tl.load(split + 2 * num_split + entry).to(tl.int32)
     if count == 0:

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nanoengine.kernels.common import dot_precision, power_of_two
+from nanoengine.kernels.common import begin, dot_precision, overlapped, power_of_two
 
 TILE_ROWS = 128  # queries times group in one program
 
@@ -64,7 +64,7 @@ def paged_prefill(q, cache, tables, table_rows, tokens, query_lens, context_lens
         q.stride(0), out.stride(0), cache.stride(0), tables.stride(0), tiles.shape[1],
         KV_HEADS=kv_heads, GROUP=group, GROUP_PAD=power_of_two(group), QUERIES=queries_per_tile(group),
         D=d, D_PAD=power_of_two(d), BLOCK_SIZE=block_size, TILE=32,
-        PRECISION=dot_precision(q.dtype), num_warps=8, num_stages=1 if wide else 2,
+        PRECISION=dot_precision(q.dtype), **overlapped(q), num_warps=8, num_stages=1 if wide else 2,
     )  # fmt: skip
 
 
@@ -74,8 +74,10 @@ def _prefill_tiles(
     q_stride, out_stride, values, table_stride, num_tiles,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, QUERIES: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Line i of the tile: query i // GROUP_PAD of the tile, head i % GROUP_PAD of the group."""
+    begin(OVERLAP)
     head, tile = tl.program_id(0), tl.program_id(1)
     row, first_query = tl.load(tiles + tile), tl.load(tiles + num_tiles + tile).to(tl.int32)
     n, context = tl.load(query_lens + row).to(tl.int32), tl.load(context_lens + row).to(tl.int32)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from nanoengine.kernels.common import power_of_two
+from nanoengine.kernels.common import begin, overlapped, power_of_two
 from nanoengine.kernels.store_kv import store_kv_reference
 
 
@@ -39,7 +39,7 @@ def rope_store(qkv, heads: int, q_weight, k_weight, eps: float, cos, sin, positi
     _rope_store[grid](
         qkv, q_weight if norm else qkv, k_weight if norm else qkv, cos, sin, positions, cache, slots, q, eps,
         cache.stride(0), HEADS=heads, KV_HEADS=kv_heads, D=d, D_PAD=power_of_two(d), SOME=per_program, NORM=norm,
-        num_warps=2,
+        **overlapped(q), num_warps=2,
     )  # fmt: skip
     return q
 
@@ -48,9 +48,10 @@ def rope_store(qkv, heads: int, q_weight, k_weight, eps: float, cos, sin, positi
 def _rope_store(
     qkv, q_weight, k_weight, cos, sin, positions, cache, slots, q, eps, values,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, SOME: tl.constexpr,
-    NORM: tl.constexpr,
+    NORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """SOME heads of one token a program: query heads first, then keys, then values."""
+    begin(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head, dim = tl.program_id(1) * SOME + tl.arange(0, SOME), tl.arange(0, D_PAD)
     real = (head < HEADS + 2 * KV_HEADS)[:, None] & (dim < D)[None, :]

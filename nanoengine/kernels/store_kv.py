@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nanoengine.kernels.common import power_of_two
+from nanoengine.kernels.common import begin, overlapped, power_of_two
 
 
 def store_kv_reference(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
@@ -24,12 +24,14 @@ def store_kv(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, slots: torch
     """
     width = k.shape[1] * k.shape[2]
     _store_kv[(len(slots),)](k, v, cache, slots, k.stride(0), v.stride(0), cache.stride(0),
-                             WIDTH=width, WIDTH_PAD=power_of_two(width))  # fmt: skip
+                             WIDTH=width, WIDTH_PAD=power_of_two(width), **overlapped(cache))  # fmt: skip
 
 
 @triton.jit
-def _store_kv(k, v, cache, slots, k_stride, v_stride, values, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr):
+def _store_kv(k, v, cache, slots, k_stride, v_stride, values, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr,
+              OVERLAP: tl.constexpr):  # fmt: skip
     """One program a token. ``values``: elements from the start of K to the start of V."""
+    begin(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)  # int64: a pool of 2**31 elements is only 4 GB
     if slot >= 0:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from nanoengine.engine.device import upload
 from nanoengine.engine.sequence import Sequence
 
 _GOLDEN, _C1, _C2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -59,6 +60,7 @@ class _Rows:
         self.truncated = [
             i for i, p in enumerate(params) if p.temperature > 0 and (p.top_k or p.top_p < 1 or p.min_p > 0)
         ]
+        self.truncated_index = torch.tensor(self.truncated, dtype=torch.int64, device=device)
         self.seeds = torch.tensor([_signed(seq.seed % 2**64) for seq in seqs], dtype=torch.int64, device=device)
         self.penalised = [i for i, p in enumerate(params) if p.needs_history]
         self.held = [i for i, p in enumerate(params) if p.min_tokens]
@@ -127,9 +129,9 @@ class Sampler:
     def _draw(self, logits: torch.Tensor, rows: _Rows, positions: np.ndarray) -> torch.Tensor:
         scores = logits / rows.temperature.clamp(min=1e-6)
         if rows.truncated:
-            i = torch.tensor(rows.truncated, device=logits.device)
+            i = rows.truncated_index
             scores[i] = truncate(scores[i], rows.top_k[i], rows.top_p[i], rows.min_p[i])
-        seeds, places = rows.seeds, torch.from_numpy(positions).to(logits.device)
+        seeds, places = rows.seeds, upload([positions], logits.device)[0]
         if not rows.all_sampled:
             scores, seeds, places = scores[rows.index], seeds[rows.index], places[rows.index]
         return (scores + gumbel_noise(seeds, places, logits.shape[-1])).argmax(-1)

@@ -86,10 +86,12 @@ def test_abort_in_flight_gives_the_blocks_back():
         assert manager.num_free_blocks == manager.num_blocks
 
 
-def test_a_decode_step_is_launched_without_waiting_for_the_gpu():
+@pytest.mark.parametrize("options", [{}, dict(top_p=0.9, top_k=40, min_p=0.01)])
+def test_a_decode_step_is_launched_without_waiting_for_the_gpu(options):
     with LLM("tiny-qwen3", **TINY) as llm:
         for i in range(5):
-            llm.engine.add_request([1, 2, 3, i], SamplingParams(max_tokens=200, ignore_eos=True, temperature=i % 2))
+            params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=i % 2, **options)
+            llm.engine.add_request([1, 2, 3, i], params)
         for _ in range(4):
             llm.engine.step()
         torch.cuda.set_sync_debug_mode("error")

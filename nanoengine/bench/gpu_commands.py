@@ -1,0 +1,63 @@
+"""``nanoengine bench latency | arrivals | ladder``, and ``bench offline`` on a GPU. Imports nothing heavy by itself."""
+
+from __future__ import annotations
+
+
+def add_bench_gpu(kinds) -> None:
+    """Add the measurements that need a GPU."""
+    latency = kinds.add_parser("latency", help="one stream on a GPU: 128 tokens in, 512 out",
+                               description="Tokens per second of one request at a time, random weights.")  # fmt: skip
+    latency.add_argument("--runs", type=int, default=3, metavar="N", help="runs after a warm-up (default: 3)")
+    latency.set_defaults(run=run_latency)
+    arrivals = kinds.add_parser("arrivals", help="requests at random times on a GPU, both policies",
+                                description="TTFT and ITL percentiles under Poisson arrivals.")  # fmt: skip
+    arrivals.add_argument("--rate", type=float, default=12.0, metavar="R", help="requests a second (default: 12)")
+    arrivals.add_argument("--seconds", type=float, default=60.0, metavar="S", help="for how long (default: 60)")
+    arrivals.set_defaults(run=run_arrivals)
+    ladder = kinds.add_parser("ladder", help="each speed-up of the engine, one after the other, on a GPU",
+                              description="The ablation ladder: naive, KV cache, ..., fused kernels.")  # fmt: skip
+    ladder.add_argument("--runs", type=int, default=3, metavar="N", help="runs of a quick rung (default: 3)")
+    ladder.set_defaults(run=run_ladder)
+    for parser in (latency, arrivals, ladder):
+        parser.add_argument("--model", default="qwen3-0.6b", metavar="SHAPE", help="random weights; default: qwen3-0.6b")
+        parser.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def run_throughput(args) -> int:
+    """``bench offline`` on a GPU: nano-vllm's workload."""
+    from nanoengine.bench.gpu import throughput
+
+    return _measure(args, lambda: throughput(args.model or "qwen3-0.6b", args.runs))
+
+
+def run_latency(args) -> int:
+    from nanoengine.bench.gpu import single_stream
+
+    return _measure(args, lambda: single_stream(args.model, args.runs))
+
+
+def run_arrivals(args) -> int:
+    from nanoengine.bench.gpu import arrivals
+
+    return _measure(args, lambda: arrivals(args.model, args.rate, args.seconds))
+
+
+def run_ladder(args) -> int:
+    from nanoengine.bench.ladder import measure
+
+    return _measure(args, lambda: measure(args.model, args.runs))
+
+
+def _measure(args, measure) -> int:
+    from nanoengine.bench.commands import report
+    from nanoengine.bench.gpu import show
+
+    if not has_gpu():
+        raise ValueError("this measurement needs a CUDA GPU, and torch sees none (nanoengine doctor says more)")
+    return report(args.json, measure, show)
