@@ -32,9 +32,11 @@ def add_serve(serve: argparse.ArgumentParser, load) -> None:
 
 
 def run_serve(args, load) -> int:
-    from nanoengine.server.app import Settings, make_app
-    from nanoengine.server.run import listen, serve
-
+    try:
+        from nanoengine.server.app import Settings, make_app
+        from nanoengine.server.run import listen, serve
+    except ModuleNotFoundError as error:
+        raise RuntimeError(f"the package {error.name} is missing; type: pip install -e '.[serve]'") from None
     _check(args)
     key = args.api_key if args.api_key is not None else os.environ.get(KEY_VARIABLE) or None
     sock = listen(args.host, args.port)  # before the model: a port that is taken shall not cost its loading

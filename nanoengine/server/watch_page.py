@@ -15,6 +15,7 @@ WORDS = {
         "live_hint": "follow the newest step",
         "none": "No step yet: send the server a request.",
         "gone": "No news: ",
+        "since": ["step", "since the start"],
     },
     "zh": {
         "title": "正在运行的引擎",
@@ -22,6 +23,7 @@ WORDS = {
         "live_hint": "跟着最新的一步走",
         "none": "还没有步:给服务器发一个请求。",
         "gone": "没有新数据:",
+        "since": ["启动以来第", "步"],
     },
 }
 
@@ -35,7 +37,8 @@ def page(lang: str, address: str) -> str:
     return _HTML.format(
         html_lang="zh-CN" if lang == "zh" else "en", light=light, dark=dark, address=escape(address),
         title=escape(words["title"]), live=escape(words["live"]), live_hint=escape(words["live_hint"]),
-        none=json.dumps(words["none"]), gone=json.dumps(words["gone"]), **names,
+        none=json.dumps(words["none"]), gone=json.dumps(words["gone"]),
+        since=json.dumps(words["since"]), **names,
     )  # fmt: skip
 
 
@@ -82,7 +85,8 @@ let shown = null, wanted = null, busy = false;
 const step = () => Number(slider.value);
 async function show() {{
   wanted = step();
-  at("number").textContent = wanted;
+  at("number").dataset.step = wanted;  // the picture counts from the first step at hand
+  at("number").textContent = [{since}[0], wanted, {since}[1]].join(" ");
   at("back").disabled = wanted <= Number(slider.min);
   at("forward").disabled = wanted >= Number(slider.max);
   if (busy) return;

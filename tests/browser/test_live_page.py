@@ -28,7 +28,7 @@ def live():
 
 def test_it_follows_and_stops_and_goes_back(live):
     engine, client, url = live
-    number = "() => Number(document.querySelector('#number').textContent)"
+    number = "() => Number(document.querySelector('#number').dataset.step)"
     errors = []
     with browser_page(800) as page:
         page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
