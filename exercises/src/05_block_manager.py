@@ -90,9 +90,11 @@ show(FaultyPool)
 
 # %% id="trace-run"
 pool = FaultyPool(6)
-for call in (("allocate", "A", 3), ("release", "A"), ("release", "A"), ("allocate", "B", 4), ("allocate", "C", 3)):
-    method, *arguments = call
-    print(f"{method}{tuple(arguments)!r:14} -> {getattr(pool, method)(*arguments)!r:14} free {list(pool.free)}")
+TRACE = [("allocate", "A", 3), ("release", "A"), ("release", "A"),
+         ("allocate", "B", 4), ("allocate", "C", 3)]
+for method, *arguments in TRACE:
+    result = getattr(pool, method)(*arguments)
+    print(f"{method:8} {arguments!s:10} -> {result!s:14} free {list(pool.free)}")
 print("B and C both have:", sorted(set(pool.tables["B"]) & set(pool.tables["C"])))
 
 # %% [markdown] id="ex05b-rules"

@@ -79,23 +79,17 @@ for name, slots in need.items():
     print(f"{name}: reserved {LIMIT}, uses {slots} at most, {LIMIT - slots} never touched")
 
 # %% [markdown] id="naive-read"
-# One. The other three wait in front of 16 free slots.
+# One. The others wait in front of 16 free slots. (Why `- 1`? The newest token is only sampled; its keys and values are
+# computed when it goes *in*, one step later. The last one never does.)
 #
-# (Why `- 1`? The newest token is sampled, but its own keys and values are computed only when it goes *in*, one step
-# later. The last one never goes in. Off-by-one errors in KV code are mostly this.)
-#
-# <!-- zh -->
-# 一个。另外三个对着 16 个空槽干等。
-#
-# (为什么要 `- 1`?最新的 token 只是采出来了,它自己的 K/V 要等下一步把它**喂进去**才算。最后一个 token 永远不会再喂进去。KV 代码里的差一错误,多半出在这里。)
-
-# %% [markdown] id="lengths-intro"
-# Four requests prove little, so take two thousand. The **means** are published: ShareGPT conversations, about 161 tokens
-# in and 338 out (vLLM paper, SOSP 2023, figure 11). The **shape** is ours: log-normal, many short and a few very long.
-# So this is a *synthetic* load with real means; bring your own log and replace it.
+# Four requests prove little. Two thousand: their **means** are published, ShareGPT conversations with about 161 tokens in
+# and 338 out (vLLM paper, SOSP 2023, figure 11). The **shape**, log-normal, is ours: a *synthetic* load. Put your own log in
+# its place.
 #
 # <!-- zh -->
-# 四个请求说明不了什么,拿两千个来。**均值**有出处:ShareGPT 对话,输入约 161 个 token,输出约 338 个(vLLM 论文,SOSP 2023,图 11)。**形状**是我们自己定的:对数正态,短的多,偶尔有特别长的。所以这是一份**合成**负载,只是均值是真的;你手上有线上日志,换进来最好。
+# 一个。另外三个对着 16 个空槽干等。(为什么要 `- 1`?最新的 token 只是采出来了,K/V 要等下一步把它**喂进去**才算;最后一个永远不会再喂进去。)
+#
+# 四个请求说明不了什么,拿两千个。**均值**有出处:ShareGPT 对话,输入约 161 个 token,输出约 338 个(vLLM 论文,SOSP 2023,图 11)。**形状**(对数正态)是我们定的,所以这是一份**合成**负载;你手上有线上日志,换进来最好。
 
 # %% id="lengths"
 import numpy as np
@@ -126,27 +120,16 @@ static = empty_share(chat, MAX_LEN)
 print(f"static reservation: {static:.1%} of the memory never holds a token")
 
 # %% [markdown] id="waste-read"
-# **{{ static * 100:.0f}}%** empty, and that is the friendly count: taken when a request *ends*. While it still runs,
-# even less is filled.
+# **{{ static * 100:.0f}}%** empty, counted when a request *ends*, which is friendly. (On real systems the vLLM paper found
+# 20.4% to 38.2% of KV memory in use, its figure 2. Our limit of 4,096 is further above the lengths.)
 #
-# The vLLM paper measured the same kind of number on real systems: only 20.4% to 38.2% of KV memory held token states
-# (its figure 2). Ours is worse because a limit of 4,096 is far above these lengths.
-#
-# <!-- zh -->
-# **{{ static * 100:.0f}}%** 是空的。这还是客气的数法:按请求**结束**那一刻算。它还在跑的时候,填得更少。
-#
-# vLLM 论文在真实系统上量过同一类数:KV 显存里只有 20.4% 到 38.2% 放着 token(论文图 2)。我们这里更惨,因为 4096 的上限比这些长度高出太多。
-
-# %% [markdown] id="holes-intro"
-# "Then reserve exactly what each needs." Nobody knows that in advance: the answer ends when the model says so. But
-# suppose we knew. A gets 21 slots, B the next 17; A finishes; now D arrives and needs 25.
-#
-# **Predict:** does D fit?
+# "Then reserve exactly what each needs." Nobody knows that: the answer ends when the model says so. But suppose we knew. A
+# gets 21 slots, B the next 17; A finishes; D arrives and needs 25. **Predict:** does it fit?
 #
 # <!-- zh -->
-# 「那就按每个请求真正要用的来预留。」可谁也没法预知:模型说停才停。就算知道好了。A 拿 21 个槽,B 接着拿 17 个;A 结束;这时来了 D,要 25 个。
+# **{{ static * 100:.0f}}%** 是空的,还是按请求**结束**那一刻算的,已经很客气。(vLLM 论文在真实系统上量到,KV 显存里只有 20.4% 到 38.2% 放着 token,见图 2。我们的上限 4096 比长度高出更多。)
 #
-# **先预测**:D 放得下吗?
+# 「那就按真正要用的来预留。」可谁也没法预知:模型说停才停。就算知道好了。A 拿 21 个槽,B 接着拿 17 个;A 结束;这时来了 D,要 25 个。**先预测**:放得下吗?
 
 # %% id="holes"
 a, b = need["A"], need["B"]
@@ -215,22 +198,20 @@ for p in (0, 3, 4, 9):
 #
 # > **slot(p) = table[p // size] × size + p % size**
 #
-# The division finds *which* block, the table says *where* it is, the remainder says how far in. Token 3 and token 4 are
-# neighbours in the text and 23 slots apart in memory, and no one minds.
+# *Which* block, *where* it is, how far in. Tokens 3 and 4 are neighbours in the text and 23 slots apart in memory, and no one
+# minds.
+#
+# Now the cases that failed. **Predict:** D after A has finished; and how many of the two thousand fit at once into the
+# 83,712 tokens that a 12 GB card has for Qwen3-0.6B (lesson 01).
 #
 # <!-- zh -->
 # 「分页」显存的全部内容就是这一行:
 #
 # > **slot(p) = table[p // size] × size + p % size**
 #
-# 整除告诉你是**第几块**,块表告诉你这块**在哪**,余数告诉你块里第几格。3 号和 4 号 token 在文本里紧挨着,在显存里隔了 23 个槽,谁也不在乎。
-
-# %% [markdown] id="fits-intro"
-# Now the two cases that failed. **Predict** both: D after A has finished; and how many of the two thousand requests fit
-# at once into the 83,712 tokens that a 12 GB card has for Qwen3-0.6B (lesson 01).
+# **第几块**、这块**在哪**、块里第几格。3 号和 4 号 token 在文本里紧挨着,在显存里隔了 23 个槽,谁也不在乎。
 #
-# <!-- zh -->
-# 再看刚才失败的两种情形,**都先预测**:A 结束之后的 D;以及 12 GB 的卡给 Qwen3-0.6B 留的 83,712 个 token(第 01 课算过),那两千个请求能同时放下几个。
+# 再看刚才失败的情形,**先预测**:A 结束之后的 D;以及 12 GB 的卡给 Qwen3-0.6B 留的 83,712 个 token(第 01 课),那两千个请求能同时放下几个。
 
 # %% id="fits"
 from nanoengine.viz import plots
@@ -545,33 +526,23 @@ print(f"slot mapping of a decode step, 256 sequences: {decode:,} bytes")
 # %% [markdown] id="negative-intro"
 # ## 8 · Where it does not help
 #
-# Two cases. First a load whose requests all have exactly the maximum length: a batch job that fills the context.
-# **Predict** how many more fit with blocks of 16.
+# First, a load whose requests all have exactly the maximum length: a batch job that fills the context. Second, the reading
+# itself: one sequence of 8,192 tokens in numpy, adjacent against scattered blocks.
+#
+# **Predict** both: how many more fit with blocks of 16? Which way of reading is faster?
 #
 # <!-- zh -->
 # ## 8 · 它帮不上忙的地方
 #
-# 两种情形。第一种:每个请求都正好是最大长度,比如把上下文填满的离线任务。**先预测**:块大小 16,能多放几个?
-
-# %% id="negative-full"
-full = np.full(500, MAX_LEN)
-for name, block in {"static": MAX_LEN, "blocks of 16": 16}.items():
-    print(f"{name:14} {at_once(full, block)} at once, {empty_share(full, block):.0%} empty")
-
-# %% [markdown] id="negative-full-read"
-# None: {{ at_once(full, 16) }} and {{ at_once(full, MAX_LEN) }}. Blocks win back what reservation wastes, and here nothing is
-# wasted.
+# 第一,每个请求都正好是最大长度,比如把上下文填满的离线任务。第二,读本身:一条 8192 token 的序列,用 numpy 读,挨着的对比打散的。
 #
-# Second: the reading itself, one sequence of 8,192 tokens, in numpy on this machine. Adjacent against scattered blocks.
-#
-# <!-- zh -->
-# 一个也多不出来:{{ at_once(full, 16) }} 对 {{ at_once(full, MAX_LEN) }}。分块赚回的是预留浪费掉的,这里本来就没浪费。
-#
-# 第二种:读本身。一条 8192 token 的序列,在这台机器上用 numpy 读:挨着的,对比打散的。
+# **都先预测**:块大小 16,能多放几个?哪种读法更快?
 
 # %% id="negative-gather" tags=["varies"]
 import time
 
+full = np.full(500, MAX_LEN)
+print(f"all of maximum length: static {at_once(full, MAX_LEN)} at once, blocks of 16 {at_once(full, 16)}")
 pool = np.ones((65_536, 128), np.float32)  # a slot a row
 
 def milliseconds(read, *args):
@@ -591,11 +562,15 @@ for block in (256, 16, 1):
     print(f"blocks of {block:3}    {ms:6.2f} ms")
 
 # %% [markdown] id="negative-gather-read"
+# {{ at_once(full, MAX_LEN)}} and {{ at_once(full, 16)}}: blocks win back what reservation wastes, and here nothing is wasted.
+#
 # Scattering buys no read anything; single slots cost most, because each contiguous run is the shortest. So: one request
 # at a time, of known length, on a card with room to spare? Then the plain contiguous cache of lesson 03 is simpler and no
 # slower.
 #
 # <!-- zh -->
+# {{ at_once(full, MAX_LEN)}} 对 {{ at_once(full, 16)}}:分块赚回的是预留浪费掉的,这里本来就没浪费。
+#
 # 对读来说,打散没有任何好处;一格一格地读最贵,因为每次连续的那一段最短。所以:一次只跑一个请求、长度已知、显存有富余?那就用第 03 课的连续缓存,更简单,也不慢。
 
 # %% [markdown] id="virtual-memory"

@@ -25,7 +25,7 @@
 # 3. 「这张卡能放几条序列」,随便什么卡、什么模型都能答。
 
 # %% id="env" tags=["varies"]
-from nanoengine.notebook import cards, hunt, lesson, quiz, recall, record, show
+from nanoengine.notebook import cards, hunt, lesson, player, quiz, recall, record, show
 
 lesson("05", lang="en")
 
@@ -174,11 +174,6 @@ with record(engine) as trace:
 for step in trace[:5]:
     print(f"step {step['step']}: counts {step['ref_counts']}, free {step['free']}")
 
-# %% id="watch-1"
-from nanoengine.viz import frame
-
-frame(trace, 1, panes=("pool", "table"), selected="C")
-
 # %% [markdown] id="watch-read"
 # Blocks 0 and 1 have count 2: written by A, named by A and C. The pool is full to the last block.
 #
@@ -192,7 +187,7 @@ frame(trace, 1, panes=("pool", "table"), selected="C")
 # 第 3 步 A 和 B 各要一块。最晚进来的 D 交出五块,**尾巴**(11 号)先还。A 拿走 11,B 拿走 10,空闲链表剩下 `{{ trace[3]['free'] }}`:D 的头最后才会再发出去。为什么是这个顺序?到第 06 课就要紧了。
 
 # %% id="watch-3"
-frame(trace, 3, panes=("why", "pool"))
+player(trace, panes=("why", "pool", "table"))
 
 # %% [markdown] id="source-intro"
 # ## 3 · Open the source
@@ -226,37 +221,31 @@ show(BlockManager.allocate, lines=("for block in cached", "seq.num_computed_toke
 # %% id="show-grow"
 show(BlockManager.grow, doc=False, highlight="missing")
 
-# %% [markdown] id="grow-read"
-# The whole question "does it need a block?" is the line that computes `missing`. And it is all or nothing: if the blocks
-# are not there, nothing changes and the answer is `False`. Then the scheduler preempts somebody and asks again.
-#
-# <!-- zh -->
-# 「要不要新块」就是算 `missing` 的那一行。而且要么全给,要么不给:块不够,什么都不动,返回 `False`。调度器去抢占别人,再来问一次。
-
 # %% id="show-free"
 show(BlockManager.free, doc=False, highlight=["reversed", "-= 1", "if not self.ref"])
 
 # %% [markdown] id="free-read"
-# Each block loses **one** reference. Only at zero does it join the free list. And the last lines make a second `free` of
-# the same sequence harmless: its table is empty by then.
+# `grow`: the line with `missing =` is the whole question "does it need a block?". All or nothing: on `False` nothing has
+# changed; the scheduler preempts somebody and asks again.
 #
-# The table is *replaced* (`= []`), not cleared: a step in flight may still hold the old list and read it.
+# `free`: each block loses **one** reference, and only at zero joins the free list. The last lines make a second `free`
+# harmless: the table is empty by then. It is *replaced* (`= []`), not cleared: a step in flight may still read the old list.
 #
 # <!-- zh -->
-# 每块只减**一个**引用,减到 0 才进空闲链表。最后几行让同一条序列的第二次 `free` 也无害:那时它的块表已经空了。
+# `grow`:`missing =` 那一行就是「要不要新块」的全部。要么全给,要么不给:返回 `False` 时什么都没动,调度器去抢占别人,再来问一次。
 #
-# 块表是**换掉**(`= []`),不是清空:正在飞的那一步可能还拿着旧列表在读。
+# `free`:每块只减**一个**引用,减到 0 才进空闲链表。最后几行让第二次 `free` 也无害:那时块表已经空了。块表是**换掉**(`= []`),不是清空:正在飞的那一步可能还拿着旧列表在读。
 
 # %% [markdown] id="yours-intro"
 # ## 4 · Your version
 #
-# A block manager without a prefix cache, on the engine's own protocol: seven methods, four of them trivial. `LLMEngine`
-# takes the class as it is.
+# A block manager without a prefix cache, on the engine's own protocol: seven methods. `LLMEngine` takes the class as it is.
+# First the easy half; then `grow` and `free`, in which every line is one of the four laws.
 #
 # <!-- zh -->
 # ## 4 · 你来写一遍
 #
-# 写一个不带前缀缓存的块管理器,接口就是引擎用的那套:七个方法,四个很简单。`LLMEngine` 直接收这个类。
+# 写一个不带前缀缓存的块管理器,接口就是引擎用的那套,七个方法。`LLMEngine` 直接收这个类。先写容易的一半;再写 `grow` 和 `free`,每一行都对应四条规矩中的一条。
 
 # %% id="my-pool"
 from collections import deque
@@ -289,12 +278,6 @@ class MyPool:
 
     def commit(self, seq, num_written):
         pass  # remembers nothing
-
-# %% [markdown] id="yours-second"
-# That was the easy half. The other: `grow` and `free`, a few lines each, where every line is one of the four laws.
-#
-# <!-- zh -->
-# 这是容易的一半。另一半是 `grow` 和 `free`,各几行,每一行都对应四条规矩中的一条。
 
 # %% id="my-grow-free"
 def grow(self, seq, num_tokens):
@@ -587,35 +570,23 @@ for name in ("qwen3-0.6b", "qwen3-8b"):
 # The same card holds {{ kv_blocks(80 * GIB, 'qwen3-8b') // blocks(500, 16):,}} or
 # {{ kv_blocks(80 * GIB, 'qwen3-8b') // blocks(32768, 16)}}. So the honest answer begins with a question: **how long are
 # they?** Then: "in tokens, about {{ kv_blocks(80 * GIB, 'qwen3-8b') * 16 / 1000:.0f}} thousand for an 8B model on 80 GiB;
-# divide by your mean."
+# divide by your mean." (`max_num_seqs` may bind first.)
 #
-# And `max_num_seqs` may bind long before memory does.
-#
-# <!-- zh -->
-# 同一张卡,可以是 {{ kv_blocks(80 * GIB, 'qwen3-8b') // blocks(500, 16):,}} 条,也可以是 {{ kv_blocks(80 * GIB, 'qwen3-8b') // blocks(32768, 16)}} 条。所以老实的回答要先反问:**它们多长?** 然后再说:「8B 模型、80 GiB 的卡,大约 {{ kv_blocks(80 * GIB, 'qwen3-8b') * 16 / 10000:.0f}} 万个 token,除以你的平均长度。」
-#
-# 另外,`max_num_seqs` 可能早就先卡住了。
-
-# %% [markdown] id="seventy-intro"
-# The interviewer's favourite: Llama-2-70B on 8 cards of 80 GB. 80 layers, 8 KV heads, head dimension 128, bf16, 70
-# billion parameters. **Predict** the KV bytes of a token, and what each of the 8 cards stores of it.
+# The interviewers' favourite: Llama-2-70B on 8 cards of 80 GB. 80 layers, 8 KV heads of 128, bf16. **Predict** the KV bytes of
+# a token, and what each card stores of it.
 #
 # <!-- zh -->
-# 面试官最爱问的:Llama-2-70B,8 张 80 GB 的卡。80 层,8 个 KV head,head_dim 128,bf16,700 亿参数。**先预测**:一个 token 的 KV 多少字节?8 张卡里,每张存其中多少?
+# 同一张卡,可以是 {{ kv_blocks(80 * GIB, 'qwen3-8b') // blocks(500, 16):,}} 条,也可以是 {{ kv_blocks(80 * GIB, 'qwen3-8b') // blocks(32768, 16)}} 条。所以老实的回答要先反问:**它们多长?** 然后再说:「8B 模型、80 GiB 的卡,大约 {{ kv_blocks(80 * GIB, 'qwen3-8b') * 16 / 10000:.0f}} 万个 token,除以你的平均长度。」(`max_num_seqs` 可能先卡住。)
+#
+# 面试官最爱问的:Llama-2-70B,8 张 80 GB 的卡。80 层,8 个 128 维的 KV head,bf16。**先预测**:一个 token 的 KV 多少字节?每张卡存其中多少?
 
 # %% id="seventy"
 token = 2 * 80 * 8 * 128 * 2
 room = 8 * 80e9 * 0.9 - 70e9 * 2
 print(f"KV of a token: {token / 2**10:.0f} KiB, one head a card: {token / 8 / 2**10:.0f} KiB")
+# 16 cards: more ranks than heads, each head lies on two, and KV memory stops growing (lesson 13)
 print(f"room {room / 1e9:.0f} GB = {room / token / 1e6:.2f} million tokens, "
       f"{room / token / 4096:.0f} sequences of 4,096")
-
-# %% [markdown] id="seventy-read"
-# With 8 KV heads on 8 cards each keeps one, so nothing is stored twice. On 16 cards there are fewer heads than ranks:
-# each head lies on two cards, and KV memory stops growing with the cards (lesson 13).
-#
-# <!-- zh -->
-# 8 个 KV head 分到 8 张卡,一张一个,没有重复。换成 16 张,头比卡少:每个头要放两张卡,KV 显存不再随卡数增加(第 13 课)。
 
 # %% [markdown] id="profile-intro"
 # ## 9 · Estimate against measurement
@@ -671,11 +642,6 @@ for (name, tokens), (step_bytes, measured) in RECORD.items():
 # > **常见误解** 「`gpu_memory_utilization=0.9` 就是 90% 的显存给 KV cache。」
 # >
 # > 它是卡上**所有占用的上限**:权重、一步的峰值、上下文,在我们这个引擎里还包括**别的进程**占的。剩下的才归 KV。24 GiB 的卡跑 8B 模型,从 0.90 提到 0.95,KV 多的不是 5%,而是 {{ kv_blocks(24 * GIB, 'qwen3-8b', 2e9, 0.95) / kv_blocks(24 * GIB, 'qwen3-8b', 2e9, 0.9) * 100 - 100:.0f}}%:权重那份早就付过了。
-
-# %% id="utilization"
-for share in (0.80, 0.85, 0.90, 0.95):
-    have = kv_blocks(24 * GIB, "qwen3-8b", step_bytes=2e9, utilization=share)
-    print(f"utilization {share:.2f}: {have:5} blocks, {have * 16:6,} tokens")
 
 # %% [markdown] id="negative-intro"
 # ## 10 · Where it does not help

@@ -17,7 +17,7 @@ NAMES = "ABCDEF"
 
 
 class FaultyPool:
-    """What the exercise hands over: blocks by name of the request, and two faults."""
+    """Blocks by name of the request."""
 
     def __init__(self, num_blocks):
         self.free = deque(range(num_blocks))
