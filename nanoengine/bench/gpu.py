@@ -6,6 +6,7 @@ machine, date, workload and figures, ready for JSON.
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from datetime import date
@@ -54,6 +55,7 @@ def timed(llm, workload: Workload, temperature: float = 0.6) -> float:
     """Seconds that ``llm`` needs for the workload."""
     params = [SamplingParams(temperature=temperature, ignore_eos=True, max_tokens=n, detokenize=False)
               for n in workload.output_lens]  # fmt: skip
+    gc.collect()  # what earlier runs left is not this run's to clean up
     start = time.perf_counter()
     outputs = llm.generate(workload.prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - start

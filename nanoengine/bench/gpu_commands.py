@@ -19,7 +19,7 @@ def add_bench_gpu(kinds) -> None:
     ladder.add_argument("--runs", type=int, default=3, metavar="N", help="runs of a quick rung (default: 3)")
     ladder.set_defaults(run=run_ladder)
     for parser in (latency, arrivals, ladder):
-        parser.add_argument("--model", default="qwen3-0.6b", metavar="SHAPE", help="random weights; default: qwen3-0.6b")
+        parser.add_argument("--model", default="qwen3-0.6b", metavar="SHAPE", help="random weights (qwen3-0.6b)")
         parser.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
 
 

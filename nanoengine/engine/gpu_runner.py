@@ -7,11 +7,11 @@ decode steps replay a CUDA graph, and the newest tokens are fed to the next step
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import numpy as np
 import torch
 
+from nanoengine.attention.base import why_not_triton
 from nanoengine.attention.paged import PagedBackend
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
@@ -103,7 +103,7 @@ class GpuRunner(ModelRunner):
 
     def _tune(self, config: EngineConfig) -> None:
         self._paged = isinstance(self.attention, PagedBackend)
-        if config.fused_kernels and find_spec("triton") is not None:
+        if config.fused_kernels and (self.device.type != "cuda" or why_not_triton(self.device) is None):
             from nanoengine.kernels.ops import TritonOps
 
             self.model.ops = TritonOps()

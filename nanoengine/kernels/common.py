@@ -14,6 +14,7 @@ def dot_precision(dtype: torch.dtype) -> str:
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
+@cache
 def power_of_two(n: int, at_least: int = 1) -> int:
     """The power of two >= max(n, at_least): the shape of a Triton tile; what is beyond n is masked."""
     return max(at_least, triton.next_power_of_2(n))

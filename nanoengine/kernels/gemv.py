@@ -15,6 +15,13 @@ from nanoengine.kernels.common import let_next_start, overlapped, power_of_two, 
 from nanoengine.kernels.norm import add_norm_reference
 from nanoengine.kernels.swiglu import swiglu_reference
 
+MOST_INPUTS = 4096  # a program holds whole rows in registers
+
+
+def fits(weight: torch.Tensor) -> bool:
+    """True if a product with one token is for these kernels: rows of ``weight`` [out, in] are short enough."""
+    return weight.shape[1] <= MOST_INPUTS
+
 
 def gemv_reference(x, weight, bias=None) -> torch.Tensor:
     return F.linear(x, weight, bias)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nanoengine.kernels.gemv import gemv, norm_gemv, swiglu_gemv
+from nanoengine.kernels.gemv import fits, gemv, norm_gemv, swiglu_gemv
 from nanoengine.kernels.norm import add_norm
 from nanoengine.kernels.rope_store import rope_store
 from nanoengine.kernels.swiglu import swiglu
@@ -20,15 +20,15 @@ class TritonOps(TorchOps):
         return add_norm(stream, delta, norm.weight, norm.eps)
 
     def norm_product(self, stream, delta, norm, product):
-        if len(stream) == 1:
+        if len(stream) == 1 and fits(product.weight):
             return norm_gemv(stream, delta, norm.weight, norm.eps, product.weight, product.bias)
         return super().norm_product(stream, delta, norm, product)
 
     def product(self, x, weight, bias=None):
-        return gemv(x, weight, bias) if len(x) == 1 else super().product(x, weight, bias)
+        return gemv(x, weight, bias) if len(x) == 1 and fits(weight) else super().product(x, weight, bias)
 
     def swiglu_product(self, gate_up, product):
-        if len(gate_up) == 1:
+        if len(gate_up) == 1 and fits(product.weight):
             return swiglu_gemv(gate_up, product.weight, product.bias)
         return product(swiglu(gate_up))
 

@@ -8,7 +8,7 @@ import torch
 
 from nanoengine.kernels.decode_inputs import decode_inputs
 from nanoengine.kernels.draw import draw
-from nanoengine.kernels.gemv import gemv, norm_gemv, swiglu_gemv
+from nanoengine.kernels.gemv import fits, gemv, norm_gemv, swiglu_gemv
 from nanoengine.kernels.norm import add_norm
 from nanoengine.kernels.rope_store import rope_store
 from nanoengine.kernels.swiglu import swiglu
@@ -45,17 +45,23 @@ def _calls(model, block_size: int, device, dtype) -> list:
     def gemv_with(product, delta):
         return lambda: norm_gemv(x1, delta, norm.weight, norm.eps, product.weight, product.bias)
 
-    return [
+    calls = [
         lambda: rope_store(qkv, attention.heads, *weights, c.rms_norm_eps, rope.cos, rope.sin, zeros, cache, none),
         lambda: draw(logits, zeros.double(), zeros, zeros, zeros.clone()),
-        gemv_with(attention.qkv_proj, x1.clone()),
-        gemv_with(attention.qkv_proj, None),
-        gemv_with(mlp.gate_up_proj, x1.clone()),
-        lambda: swiglu_gemv(gate_up1, mlp.down_proj.weight, mlp.down_proj.bias),
-        lambda: gemv(heads1, attention.o_proj.weight, attention.o_proj.bias),
-        lambda: gemv(x1, model.lm_head),
         lambda: add_norm(x2.clone(), x2, norm.weight, norm.eps),
         lambda: add_norm(x2.clone(), None, norm.weight, norm.eps),
         lambda: swiglu(gate_up2),
         lambda: decode_inputs(zeros, none, zeros, zeros, none, zeros, tables, model.embed_tokens, block_size),
     ]
+    if fits(attention.qkv_proj.weight):
+        calls += [
+            gemv_with(attention.qkv_proj, x1.clone()),
+            gemv_with(attention.qkv_proj, None),
+            gemv_with(mlp.gate_up_proj, x1.clone()),
+            lambda: gemv(x1, model.lm_head),
+        ]
+    if fits(attention.o_proj.weight):
+        calls.append(lambda: gemv(heads1, attention.o_proj.weight, attention.o_proj.bias))
+    if fits(mlp.down_proj.weight):
+        calls.append(lambda: swiglu_gemv(gate_up1, mlp.down_proj.weight, mlp.down_proj.bias))
+    return calls

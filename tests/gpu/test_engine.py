@@ -131,9 +131,15 @@ def test_the_largest_batch_fits_in_what_was_measured():
 
 
 def test_named_backends_and_block_sizes():
-    with pytest.raises(ValueError, match="flash.*block_size=48"):
-        LLM("smollm2-135m", load_format="dummy", attention="flash", block_size=48)
     with pytest.raises(ValueError, match="triton.*block_size=8"):
         LLM("tiny-qwen3", attention="triton", block_size=8, load_format="dummy")
     with LLM("tiny-qwen3", block_size=8, **TINY) as llm:
         assert llm.engine.runner.attention.name == "torch"
+
+
+def test_flash_by_name_wants_its_block_size():
+    pytest.importorskip("flash_attn", reason="flash-attn is not installed")
+    with pytest.raises(ValueError, match="flash.*block_size=48"):
+        LLM("smollm2-135m", load_format="dummy", attention="flash", block_size=48)
+    with LLM("smollm2-135m", load_format="dummy", attention="flash", max_model_len=256, num_blocks=20) as llm:
+        assert llm.engine.block_manager.block_size == 256
