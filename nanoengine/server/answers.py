@@ -13,6 +13,7 @@ from nanoengine.server.errors import ApiError
 from nanoengine.server.replies import Replies
 
 LAST_WORD_S = 1.0  # how long a reader that has stopped reading is waited for, to be told why its stream ends
+CLIENT_LEFT = 499  # as in nginx: a status for the log
 DONE = b"data: [DONE]\n\n"
 
 
@@ -23,6 +24,8 @@ async def whole(receive, generation: Generation, replies: Replies, timeout_s: fl
         async with asyncio.timeout(timeout_s):
             async for update in generation:
                 replies.answers[update.index].add(update)
+                if watcher.done() and update.finish_reason == "abort":
+                    return Response(status_code=CLIENT_LEFT)  # nobody reads it
                 _check(update)
     except TimeoutError:
         raise _too_slow(timeout_s) from None

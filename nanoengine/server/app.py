@@ -25,7 +25,7 @@ from nanoengine.server.errors import ApiError, install
 from nanoengine.server.limits import Limits
 from nanoengine.server.metrics import CONTENT_TYPE, Metrics
 from nanoengine.server.params import blame, chat_request, completion_requests, parse
-from nanoengine.server.protocol import ChatRequest, Common, CompletionRequest
+from nanoengine.server.protocol import NEUTRAL, ChatRequest, Common, CompletionRequest
 from nanoengine.server.replies import ChatReplies, CompletionReplies, Replies
 from nanoengine.server.trace_window import TraceWindow
 
@@ -192,6 +192,11 @@ def _describe(app: FastAPI) -> dict:
         description = get_openapi(title=app.title, version=app.version, routes=app.routes)
         kinds = [(CompletionRequest, "validation"), (ChatRequest, "validation")]
         _, schemas = models_json_schema(kinds, ref_template=_REFS)
+        for kind in (CompletionRequest, ChatRequest):
+            fields = schemas["$defs"][kind.__name__]["properties"]
+            fields["model"]["enum"] = [app.state.service.settings.model_name]
+            for name in fields.keys() & NEUTRAL.keys():  # as in params.parse: the values that ask for nothing
+                fields[name] = {"enum": [*NEUTRAL[name], None], "description": "not supported"}
         description.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
         app.openapi_schema = description
     return app.openapi_schema

@@ -53,7 +53,9 @@ def test_a_client_that_leaves_frees_its_blocks_within_one_step(slots, stream, ab
     # one step was running when it left; the event loop may hear of it only after that has ended
     assert slots.stats.steps - steps <= 2
     with slots.client() as client:
-        assert 'nanoengine_requests_total{reason="abort"} 1.0' in client.get("/metrics").text
+        metrics = client.get("/metrics").text
+    assert 'nanoengine_requests_total{reason="abort"} 1.0' in metrics
+    assert "nanoengine_requests_refused_total{" not in metrics  # it was not the server that ended it
     assert_works(slots)
 
 

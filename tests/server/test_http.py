@@ -155,4 +155,7 @@ def test_the_description_has_every_field_of_a_request(slots):
     assert {"CompletionRequest", "ChatRequest", "Message"} <= set(schemas)
     body = found["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body == {"$ref": "#/components/schemas/ChatRequest"}
-    assert "max_completion_tokens" in schemas["ChatRequest"]["properties"]
+    fields = schemas["ChatRequest"]["properties"]
+    assert "max_completion_tokens" in fields
+    assert fields["model"]["enum"] == ["tiny"]
+    assert fields["n"]["enum"] == [1, None]
