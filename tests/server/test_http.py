@@ -159,3 +159,23 @@ def test_the_description_has_every_field_of_a_request(slots):
     assert "max_completion_tokens" in fields
     assert fields["model"]["enum"] == ["tiny"]
     assert fields["n"]["enum"] == [1, None]
+
+
+def test_the_client_of_hugging_face(tiny):
+    """huggingface_hub's InferenceClient, the other client that many people have."""
+    from huggingface_hub import InferenceClient
+
+    client = InferenceClient(base_url=f"{tiny.url}/v1", api_key="none")
+    talk = [{"role": "user", "content": "a"}]
+    whole = client.chat_completion(talk, model="tiny", max_tokens=9, temperature=0, logprobs=True, top_logprobs=1)
+    text = whole.choices[0].message.content
+    assert "".join(entry.token for entry in whole.choices[0].logprobs.content) == text
+    assert (whole.choices[0].finish_reason, whole.usage.completion_tokens) == ("length", 9)
+    streamed = list(client.chat_completion(talk, model="tiny", max_tokens=9, temperature=0, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == text
+    stopped = client.chat_completion(talk, model="tiny", max_tokens=9, temperature=0, stop=[text[4:9]])
+    assert stopped.choices[0].message.content == text[: text.index(text[4:9])]
+    leaving = client.chat_completion(talk, model="tiny", max_tokens=200, temperature=0, stream=True)
+    next(iter(leaving))
+    leaving.close()
+    until(lambda: tiny.is_idle)
