@@ -8,7 +8,7 @@
 # After this lesson you can
 #
 # 1. draw the loop **schedule → run → postprocess** on paper;
-# 2. say what a step reports, and why a sign that carries a meaning is a smell;
+# 2. say what a step reports, and why telling two kinds of work apart by a minus sign is a code smell;
 # 3. explain in one sentence why nano-vllm runs one kind of work a step and vLLM V1 does not.
 #
 # <!-- zh -->
@@ -21,7 +21,7 @@
 # 这一课结束时你会拿到
 #
 # 1. 能在纸上画出 **schedule → run → postprocess** 三段循环;
-# 2. 能说清一步该汇报什么,以及为什么「让正负号带含义」是坏味道;
+# 2. 能说清一步该汇报什么,以及为什么「靠正负号区分两种活」是坏味道;
 # 3. 能用一句话解释:nano-vllm 为什么一步只跑一种活,而 vLLM V1 为什么不这样。
 
 # %% id="env" tags=["varies"]
@@ -52,15 +52,16 @@ lesson("01", lang="en")
 # %% [markdown] id="naive-intro"
 # ## 1 · First, a dumb version
 #
-# Treat the model as an ordinary function: token ids in, one row of logits per token out. The most obvious generate loop
-# takes the last row, picks the likeliest token, appends it, and calls the function again.
+# Treat the model as an ordinary function: token ids in, one row of logits (a score for every token of the vocabulary)
+# per token out. The most obvious generate loop takes the last row, picks the likeliest token, appends it, and calls the
+# function again.
 #
 # The model below is real: SmolLM2-135M-Instruct, on your machine.
 #
 # <!-- zh -->
 # ## 1 · 先写一个「笨」的版本
 #
-# 把模型当成一个普通函数:token id 进去,每个 token 出来一行 logits。最直觉的生成循环就是:取最后一行,挑最可能的 token,接到末尾,再调一次。
+# 把模型当成一个普通函数:token id 进去,每个 token 出来一行 logits(词表里每个 token 一个分数)。最直觉的生成循环就是:取最后一行,挑最可能的 token,接到末尾,再调一次。
 #
 # 下面这个模型是真的:SmolLM2-135M-Instruct,就跑在你的机器上。
 
@@ -68,7 +69,8 @@ lesson("01", lang="en")
 from nanoengine import LLM, SamplingParams
 from nanoengine.model.decoder import full_forward
 
-llm = LLM(max_model_len=1024, kv_cache_gib=0.25)
+# no prefix caching: later a second engine will write into the same KV pool
+llm = LLM(max_model_len=1024, kv_cache_gib=0.25, enable_prefix_caching=False)
 model, tokenizer = llm.engine.runner.model, llm.tokenizer
 shape = llm.model_config
 print(f"{shape.num_parameters():,} parameters, {shape.num_hidden_layers} layers")
@@ -90,7 +92,7 @@ print(tokenizer.decode(ids))
 # longer does the last token take than the first?
 #
 # <!-- zh -->
-# 它没有错。不过,**先猜再运行下一格**:64 个 token 的 prompt,再生成 64 个。最后一个 token 比第一个慢多少?
+# 它没有错。不过,**先猜再运行下一格**:64 个 token 的 prompt,再生成 64 个。生成最后一个 token 的时间,是第一个的几倍?
 
 # %% id="naive-cost" tags=["varies"]
 import time
@@ -106,18 +108,19 @@ for known in (64, 96, 128):
     print(f"{known:4} tokens known: {best * 1000:5.0f} ms for one new token")
 
 # %% [markdown] id="three-problems"
-# Three problems, each dearer than the one before:
+# Each call brings one token, and each call is slower. Three problems:
 #
-# 1. **Recomputing.** For token *t*, the keys and values of all *t* tokens before it are computed again.
-# 2. **One request at a time.** A GPU needs a batch to fill its matrix units; at batch size 1 it mostly waits for data.
-# 3. **Nobody owns the memory.** Reserve the maximum length for each request, and a 100-token answer occupies the room of
-#    4,096.
+# 1. **Recomputing.** The keys and values (K/V, what attention keeps of a token) of the whole prefix are computed again.
+#    Keep them: that is a **KV cache**.
+# 2. **One request at a time.** With a cache, a step computes one token, and the GPU mostly waits for weights to arrive. Many
+#    requests must share them.
+# 3. **Nobody owns the memory.** Reserve the maximum length for each, and a 100-token answer occupies the room of 4,096.
 #
 # <!-- zh -->
-# 三个致命问题,一个比一个贵:
+# 每次调用只多出一个 token,却一次比一次慢。三个致命问题:
 #
-# 1. **重复计算。** 生成第 *t* 个 token 时,前面 *t* 个 token 的 K/V 又全部算了一遍。
-# 2. **一次只服务一个请求。** GPU 的算力单元要凑够一批矩阵乘才吃得饱;batch size = 1 时,大部分时间在等数据搬运。
+# 1. **重复计算。** 整个前缀的 K/V(注意力要用的 key 和 value)每次都从头算。把它们留下来,就是 **KV cache**。
+# 2. **一次只服务一个请求。** 有了缓存,一步只算一个 token,GPU 大部分时间在等权重搬运;要很多请求一起分摊,算力才吃得饱。
 # 3. **显存没人管。** 给每个请求按最大长度预留 KV,一条 100 token 的短请求也要占 4096 的坑。
 
 # %% id="count-work"
@@ -135,31 +138,32 @@ for name, (forwards, pairs) in {"naive": naive, "KV cache": cached}.items():
     print(f"{name:9} {forwards:8,} token forwards   {pairs:12,} attention pairs")
 
 # %% [markdown] id="count-read"
-# Say what you count. **Token forwards** fall from O(n²) to O(n): here {{ naive[0] / cached[0]:.0f}} times fewer.
+# Say what you count. For n new tokens, **token forwards** fall from O(n²) to O(n): here {{ naive[0] / cached[0]:.0f}} times
+# fewer.
 # **Attention work** falls from O(n³) to O(n²): {{ naive[1] / cached[1]:.0f}} times fewer. "KV cache makes it linear" is
 # true of the first and wrong of the second, and an interviewer may ask which one you meant. (More in lesson 03.)
 #
 # <!-- zh -->
-# 先说清楚数的是什么。**token 前向次数**从 O(n²) 降到 O(n),这里少了 {{ naive[0] / cached[0]:.0f}} 倍;**注意力计算量**从 O(n³) 降到 O(n²),少了 {{ naive[1] / cached[1]:.0f}} 倍。「有了 KV cache 就是线性的」对前者成立,对后者不成立,面试官很可能追问你说的是哪一个。(第 03 课细讲。)
+# 先说清楚数的是什么。生成 n 个 token,**token 前向次数**从 O(n²) 降到 O(n),这里少了 {{ naive[0] / cached[0]:.0f}} 倍;**注意力计算量**从 O(n³) 降到 O(n²),少了 {{ naive[1] / cached[1]:.0f}} 倍。「有了 KV cache 就是线性的」对前者成立,对后者不成立,面试官很可能追问你说的是哪一个。(第 03 课细讲。)
 
 # %% [markdown] id="paper"
 # What is the third problem worth? The vLLM paper (SOSP 2023) measured 2-4× the throughput **at the same latency**, but
-# against FasterTransformer and Orca, and both of those already cached KV; Orca even scheduled by iteration. So 2-4× is
-# what better memory management adds. It is *not* the distance from your naive loop, which is far larger.
+# against FasterTransformer and Orca, and both of those already cached KV; Orca even rebuilt its batch at each iteration.
+# Against Orca, the gain comes from managing memory better. It is *not* the gain over your naive loop.
 #
 # <!-- zh -->
-# 第三个问题值多少钱?vLLM 论文(SOSP 2023)量到:**同样的延迟下**,吞吐是别人的 2-4 倍。但对手是 FasterTransformer 和 Orca,它们早就有 KV cache,Orca 甚至已经按迭代调度。所以 2-4 倍是「把显存管好」带来的,不是相对你那个笨循环的提升,后者要大得多。
+# 第三个问题值多少钱?vLLM 论文(SOSP 2023)量到:**同样的延迟下**,吞吐是别人的 2-4 倍。但对手是 FasterTransformer 和 Orca,它们早就有 KV cache,Orca 甚至已经每次迭代重新拼 batch。和 Orca 比,赢在「把显存管好」;这个倍数**不是**相对你那个笨循环的。
 
 # %% [markdown] id="three-jobs"
 # ## 2 · An engine does just three things more
 #
-# Turn the three problems round and you have the whole job of an inference engine:
+# Three problems, three questions: the whole job of an inference engine.
 #
 # | question | answer | file |
 # | --- | --- | --- |
-# | who runs in this step? | two queues; preempt when blocks run out | `scheduler.py` |
-# | where do keys and values live? | blocks, reference counts, prefix hashes | `block_manager.py` |
-# | how do many requests share one forward pass? | one ragged batch, slot mapping | `batch.py`, `model_runner.py` |
+# | who runs in this step? | two queues; out of blocks: **preempt** (take one's blocks, compute it again later) | `scheduler.py` |
+# | where do keys and values live? | **blocks** of a few **slots**, one a token; reference counts, prefix hashes | `block_manager.py` |
+# | how do many requests share one forward pass? | one **ragged** batch: unequal rows, end to end; slot mapping | `batch.py`, `model_runner.py` |
 #
 # <!-- zh -->
 # ## 2 · 引擎只多做三件事
@@ -168,9 +172,9 @@ for name, (forwards, pairs) in {"naive": naive, "KV cache": cached}.items():
 #
 # | 要回答的问题 | 答案 | 文件 |
 # | --- | --- | --- |
-# | 这一步让谁上? | 两个队列;块不够就抢占 | `scheduler.py` |
-# | 算出来的 K/V 存在哪? | 分块、引用计数、前缀哈希 | `block_manager.py` |
-# | 多个请求怎么缝进一次前向? | 变长拼批、槽映射 | `batch.py`、`model_runner.py` |
+# | 这一步让谁上? | 两个队列;块不够就**抢占**:收回一个请求的块,以后重算 | `scheduler.py` |
+# | 算出来的 K/V 存在哪? | **块**,每块几个**槽**,一个 token 一个槽;引用计数、前缀哈希 | `block_manager.py` |
+# | 多个请求怎么缝进一次前向? | **变长拼批**:长短不一的行首尾相接;槽映射 | `batch.py`、`model_runner.py` |
 
 # %% id="line-counts"
 from pathlib import Path
@@ -187,13 +191,13 @@ for name, count in lines.items():
 # `llm_engine.py` has {{ lines['llm_engine']}} lines, and a test keeps it under 100. (nano-vllm, which this course measures itself
 # against, has 1,385 lines at commit `bb823b3`.)
 #
-# Note what is missing from the table: **the model.** The engine does not care what a layer looks like. It needs to know
-# how many sequences are in the batch, how long each one is, and to which slot each new key and value goes.
+# Note what is missing here: **the model itself** (`nanoengine/model/`). The engine does not care what a layer looks like.
+# It needs to know how many sequences are in the batch, how long each one is, and to which slot each new key and value goes.
 #
 # <!-- zh -->
 # `llm_engine.py` 一共 {{ lines['llm_engine']}} 行,有测试盯着不许超过 100。(本课程拿来对照的 nano-vllm,在 `bb823b3` 这个提交上是 1385 行。)
 #
-# 注意表里少了谁:**模型本身**。引擎不关心模型结构,它只关心这个 batch 里有几条序列、每条多长、每个新的 K/V 该写进哪个槽。
+# 注意这里少了谁:**模型本身**(在 `nanoengine/model/`)。引擎不关心模型结构,它只关心这个 batch 里有几条序列、每条多长、每个新的 K/V 该写进哪个槽。
 
 # %% [markdown] id="source-intro"
 # ## 3 · Open the source
@@ -213,56 +217,77 @@ show(LLMEngine.step)
 # %% [markdown] id="step-walk"
 # **① `schedule()`** decides who runs and how many tokens each computes; blocks are allocated here.
 #
-# **② `launch()`** runs the forward pass **and samples**. It returns a *pending* result at once: on a GPU the work has
-# only been queued.
+# **② `launch()`** starts the forward pass **and the sampling**, and returns a *pending* result. On a GPU it returns at
+# once: the work has only been queued.
 #
 # **③ `_land()`** asks for the result and does the bookkeeping: append, find the end, free.
 #
-# Between ② and ③ nothing forces the engine to wait. With `overlap=1` it schedules the next step first.
+# Between ② and ③ nothing forces the engine to wait. With `overlap=1` it launches the next step first: one step is then
+# **in flight**, launched and not yet landed.
 #
 # <!-- zh -->
 # **① `schedule()`**:决定谁上、每条算几个 token,块也在这里分配。
 #
-# **② `launch()`**:跑前向,**采样也在这里面**。它马上返回一个「待定」的结果:在 GPU 上,活只是排进了队列。
+# **② `launch()`**:发起前向,**采样也在这里面**,返回一个「待取」的结果。在 GPU 上它立刻返回:活只是排进了队列。
 #
 # **③ `_land()`**:取结果,记账:追加 token、判断结束、归还块。
 #
-# ② 和 ③ 之间并不是非等不可。设 `overlap=1`,引擎会先去安排下一步。
+# ② 和 ③ 之间并不是非等不可。设 `overlap=1`,引擎会先把下一步发出去,这时就有一步**在飞**(in flight):已经发出,结果还没取。
 
 # %% [markdown] id="step-robust"
-# The rest of `step()` is there because reality is not polite:
+# The other lines, in order:
 #
-# * nothing to run but something in flight → land it;
-# * nothing to run and nothing in flight → a broken scheduler, said aloud instead of spinning for ever;
-# * an exception (out of memory, Ctrl-C) → what was running starts over from its tokens; no request is lost.
+# * `must_land_first`, `needs_history`: a preemption or a penalty needs the token in flight → land it first;
+# * `rows`: where on the device the next batch finds tokens still in flight;
+# * `advance`: what was launched counts as computed;
+# * nothing to run and nothing in flight: the scheduler is broken → an error, not an endless loop;
+# * an exception (out of memory, Ctrl-C) → running requests keep their tokens and are computed again; none is lost.
 #
 # <!-- zh -->
-# `step()` 剩下的几行,是因为现实没那么客气:
+# 其余几行,按顺序看:
 #
-# * 没人可跑,但还有一步在飞 → 先让它落地;
-# * 没人可跑,也没有在飞的 → 调度器坏了,大声说出来,而不是空转到天荒地老;
-# * 抛异常(显存不够、Ctrl-C)→ 正在跑的从 token 重新来过,一个请求都不丢。
+# * `must_land_first`、`needs_history`:要抢占,或者带惩罚项,都得先知道在飞的 token → 先收回那一步;
+# * `rows`:还在飞的 token 在设备上的哪一行,下一批去那里取;
+# * `advance`:发出去的就记成「已算」;
+# * 没有可跑的,也没有在飞的:调度器有 bug → 直接报错,绝不空转;
+# * 抛异常(显存不够、Ctrl-C)→ 在跑的请求保留 token、重算 KV,一个都不丢。
 
 # %% id="show-run"
 show(LLMEngine.run)
 
 # %% [markdown] id="run-read"
-# And that is the engine: **steps until nobody is left.** `LLM.generate()` is this loop plus a tokenizer and a progress
-# bar.
+# And that is the engine: **steps until nobody is left.**
+#
+# ```text
+#  ┌─→ ① schedule ──→ ② run ──→ ③ postprocess ──┐
+#  └──────────────────────────────────────────────┘
+#  each request:  waiting → running → finished
+# ```
+#
+# `LLM.generate()` is this loop plus a tokenizer and a progress bar.
 #
 # <!-- zh -->
-# 引擎就是这样:**一步一步跑,直到没人为止。**`LLM.generate()` 不过是这个循环加上分词器和进度条。
+# 引擎就是这样:**一步接一步,跑到没有请求为止。**
+#
+# ```text
+#  ┌─→ ① schedule ──→ ② run ──→ ③ postprocess ──┐
+#  └──────────────────────────────────────────────┘
+#  each request:  waiting → running → finished
+# ```
+#
+# `LLM.generate()` 不过是这个循环加上分词器和进度条。
 
 # %% [markdown] id="yours-intro"
 # ## 4 · Your version
 #
-# Write it yourself, on the real parts. The cell below is a complete engine step without the safety net. It plugs into
-# the package: `LLMEngine` keeps the queues, the block manager and the runner; only `step` is yours.
+# The same step, built from the real parts, without the safety net. It plugs into the package: `LLMEngine` keeps the
+# queues, the block manager and the runner; only `step` is yours. Run it. Then delete a line (`advance`, say, or `retire`)
+# and see what the check says.
 #
 # <!-- zh -->
 # ## 4 · 你来写一遍
 #
-# 用真零件自己拼一遍。下面这格就是一个完整的 step,只是去掉了安全网。它直接插进包里:队列、块管理器、runner 都还是 `LLMEngine` 的,只有 `step` 是你的。
+# 还是那个 step,用真零件拼,只是去掉了安全网。它直接插进包里:队列、块管理器、runner 都还是 `LLMEngine` 的,只有 `step` 是你的。先跑通,再随便删一行(比如 `advance` 或 `retire`),看下面的检查怎么说。
 
 # %% id="my-engine"
 from nanoengine.engine.batch import build_batch
@@ -286,15 +311,17 @@ class MyEngine(LLMEngine):
 # the output is different. `expected_output` knows the right answer from the tokens alone.
 #
 # <!-- zh -->
-# 怎么知道写对了?先用一个没有模型的 runner。`SlotRunner` 在每个 KV 槽里存一个数,下一个 token 是**它顺着块表收集到的一切的哈希**。错一个槽、用了一个过期的块,输出就变了。而 `expected_output` 只看 token 就知道正确答案。
+# 怎么知道写对了?先用一个没有模型的 runner。`SlotRunner` 在每个 KV 槽里存一个数,再把**顺着块表读到的全部内容做一次哈希**,当作下一个 token。写错一个槽、读到一个过期的块,输出就变了。而 `expected_output` 只看 token 就知道正确答案。
 
 # %% id="my-engine-check"
+from itertools import islice
+
 from nanoengine.course.example import REQUESTS, example_engine
 from nanoengine.sim import expected_output
 
 mine = example_engine(engine_class=MyEngine)
 seqs = list(mine.sequences.values())
-steps = sum(1 for _ in mine.run())
+steps = sum(1 for _ in islice(mine.run(), 100))  # a broken step might never end
 for (letter, (tokens, new)), seq in zip(REQUESTS.items(), seqs):
     verdict = "equal the oracle" if seq.output_ids == expected_output(tokens, new) else "WRONG"
     print(f"{letter}: {new:2} tokens {verdict}, preempted {seq.num_preemptions}×")
@@ -314,33 +341,37 @@ theirs = llm.generate(prompts, greedy, use_tqdm=False)
 
 mine = MyEngine(llm.config, runner=llm.engine.runner)
 seqs = [mine.add_request(tokenizer.encode(p), greedy) for p in prompts]
-for _ in mine.run():
+for _ in islice(mine.run(), 100):
     pass
 for out, seq in zip(theirs, seqs):
     verdict = "equal" if out.token_ids == seq.output_ids else "DIFFERENT"
     print(verdict, repr(tokenizer.decode(seq.output_ids)))
 
 # %% [markdown] id="key-insight"
-# > **Key insight.** An engine does not make the model faster. It decides **which requests run together in each step**.
-# > How much work there is, the tokens decide; how full each step is, the engine decides.
+# > **Key insight.** An engine's first job is not to make the model faster, but to decide **which requests run together in
+# > each step**. A step reads the weights once, however many requests share it. How full it is, the engine decides.
 #
 # <!-- zh -->
-# > **关键洞察** 引擎不是「把模型跑得更快」,而是**决定每一步让哪些请求一起跑**。活有多少,由 token 数决定;每一步装得满不满,由引擎决定。
+# > **关键洞察** 引擎的首要任务不是「把模型跑得更快」,而是**决定每一步让哪些请求一起跑**。一步里不管有几个请求,权重都只读一遍;这一步装得满不满,由引擎决定。
 
 # %% [markdown] id="example-intro"
 # ## 5 · Watch it: four requests, twelve blocks
 #
-# The running example of this course: requests **A-D**, blocks of 4 tokens, a pool of 12 blocks, at most 16 tokens a
-# step. A and C begin with the same 8 tokens. All four arrive at once.
+# Requests **A, B, C, D** have prompts of 10, 6, 14 and 20 tokens and ask for 12, 12, 6 and 6 more. Blocks of 4 tokens, 12
+# blocks, at most 16 tokens a step. A and C begin with the same 8 tokens. All arrive at once.
 #
-# **Predict:** in the second step, who computes how many tokens? Then look.
+# Computing a prompt is **prefill**; after it, a request computes one token a step: **decode**.
+#
+# **Predict:** in the second step (step 1, we count from 0), who computes how many tokens? Then look.
 #
 # <!-- zh -->
 # ## 5 · 看它跑:四个请求,十二个块
 #
-# 贯穿整个课程的例子:请求 **A-D**,块大小 4,池子 12 块,每步最多算 16 个 token。A 和 C 开头的 8 个 token 一样。四个请求同时到。
+# 请求 **A、B、C、D** 的 prompt 分别是 10、6、14、20 个 token,各要再生成 12、12、6、6 个。块大小 4,共 12 块,每步最多算 16 个 token。A 和 C 开头的 8 个 token 一样。四个请求同时到。
 #
-# **先预测**:第二步(第 1 步),谁算几个 token?想好再看。
+# 算 prompt 叫 **prefill**;之后每步算一个 token,叫 **decode**。
+#
+# **先预测**:第 1 步(从 0 数起,也就是第二步),谁算几个 token?想好再看。
 
 # %% id="example-run"
 engine = example_engine("token_budget")
@@ -352,30 +383,30 @@ player(trace)
 # %% [markdown] id="example-read"
 # Three moments to find with the jump buttons:
 #
-# * **step 1**: A and B decode one token each while C and D prefill. One batch, both kinds, exactly 16 tokens. C skips 8
-#   tokens: the prefix cache has them.
+# * **step 1**: A 1, B 1, C 6, D 8. One batch, both kinds, exactly 16 tokens. C skips the 8 tokens that it shares with A:
+#   their KV is in the **prefix cache**. D gets blocks for its whole prompt, computed in two **chunks**, 8 and 12.
 # * **step 3**: no block is left. The last one in, D, gives all its blocks back and waits.
 # * **step 12**: D starts over. Its tokens were kept; only their KV is computed again.
 #
 # <!-- zh -->
 # 用跳转按钮找到三个时刻:
 #
-# * **第 1 步**:A、B 各 decode 一个 token,C、D 同时在 prefill。一个 batch 两种活,不多不少 16 个 token。C 少算 8 个:前缀缓存里有。
+# * **第 1 步**:A 1 个、B 1 个、C 6 个、D 8 个。一个 batch 两种活,不多不少 16 个 token。C 和 A 相同的 8 个不用算:它们的 KV 在**前缀缓存**里。D 一次拿齐整段 prompt 的块,分 8 和 12 两个 **chunk** 来算。
 # * **第 3 步**:一个空闲块都没有了。最晚进来的 D 交出全部块,回去排队。
-# * **第 12 步**:D 重新来过。token 都留着,重算的只是 KV。
+# * **第 12 步**:D 从头再算。token 都留着,重算的只是 KV。
 
 # %% [markdown] id="compare-intro"
 # ## 6 · Two policies, one state
 #
-# nano-vllm (left) never mixes: a step is all prefill or all decode, and prefill goes first. vLLM V1 (right) has one token
-# budget and no phases.
+# Left, `prefill_first`, nano-vllm's way: a step is all prefill or all decode, and prefill goes first. Right,
+# `token_budget`, vLLM V1's way: one budget, no phases.
 #
 # **Predict:** which one needs fewer steps for A-D? Which one lets A wait between two of its tokens?
 #
 # <!-- zh -->
 # ## 6 · 两种策略,同一套状态
 #
-# nano-vllm(左)从不混跑:一步要么全是 prefill,要么全是 decode,prefill 优先。vLLM V1(右)只有一个 token 预算,没有「阶段」。
+# 左边 `prefill_first` 是 nano-vllm 的做法:一步要么全是 prefill,要么全是 decode,prefill 优先。右边 `token_budget` 是 vLLM V1 的做法:只有一个 token 预算,不分阶段。
 #
 # **先预测**:跑完 A-D,谁的步数少?谁会让 A 在两个 token 之间干等?
 
@@ -389,17 +420,17 @@ player(one_kind, compare=trace, labels=("prefill_first", "token_budget"))
 # %% [markdown] id="reports-intro"
 # ## 7 · What a step reports
 #
-# nano-vllm's `step()` returns one number: tokens if the step was a prefill, *minus* the number of sequences if it was a
-# decode. `generate()` looks at the sign to keep two throughputs apart.
+# Beside the finished sequences, nano-vllm's `step()` returns one number: tokens if the step was a prefill, *minus* the
+# number of sequences if it was a decode. `generate()` looks at the sign to keep two throughputs apart.
 #
-# Our `step()` returns a record with two named counts. Look at what one signed number could not say:
+# Our `step()` returns a record with two named counts. Which step could one signed number not report?
 #
 # <!-- zh -->
 # ## 7 · 一步该汇报什么
 #
-# nano-vllm 的 `step()` 只返回一个数:prefill 步是 token 数,decode 步是**负的**序列数。`generate()` 靠正负号把两种吞吐分开统计。
+# 除了已经结束的序列,nano-vllm 的 `step()` 只返回一个数:prefill 步是 token 数,decode 步是**负的**序列数。`generate()` 靠正负号把两种吞吐分开统计。
 #
-# 我们的 `step()` 返回一条记录,两个计数各有名字。看看一个带符号的数说不出口的是什么:
+# 我们的 `step()` 返回一条记录,两个计数各有名字。看看哪一步是一个带符号的数表达不了的:
 
 # %% id="reports"
 def counts(engine):
@@ -410,12 +441,16 @@ for policy in ("prefill_first", "token_budget"):
     print(f"{policy:14} {len(reports)} steps, (prefill tokens, decode tokens): {reports[:6]} …")
 
 # %% [markdown] id="reports-read"
-# Under `token_budget`, step 1 is (14, 2): **both at once**. A sign has room for only one kind, so the trick dies the day
+# Your prediction: 18 steps against 20, and under `prefill_first` A gets nothing in steps 1 and 2.
+#
+# Under `token_budget`, step 1 is (14, 2): **both at once**. A sign has room for only one kind, so the trick fails the day
 # you mix. That is why it is a smell: the number carries a quantity *and* a type, and the reader has to know the code.
 #
 # (The prefill count is of tokens that were *computed*: what came from the cache does not count.)
 #
 # <!-- zh -->
+# 对一下刚才的预测:18 步对 20 步;`prefill_first` 下,A 在第 1、2 步干等。
+#
 # `token_budget` 的第 1 步是 (14, 2):**两种同时有**。一个正负号只放得下一种,所以哪天开始混跑,这个小把戏当天就失效。这就是坏味道所在:一个数既装「量」又装「类型」,不读源码就看不懂。
 #
 # (prefill 计的是**真正算了**的 token,从缓存来的不算。)
@@ -426,9 +461,9 @@ for policy in ("prefill_first", "token_budget"):
 # | | prefill | decode |
 # | --- | --- | --- |
 # | tokens a sequence | the whole prompt, or a chunk | 1 |
-# | bound by | compute: large matrix products | memory: weights **and** KV are read for one token |
+# | usually bound by | compute: large matrix products | memory: weights **and** KV are read for one token |
 # | KV written | a long run of slots | one slot |
-# | flash-attn entry point | `flash_attn_varlen_func` | `flash_attn_with_kvcache` |
+# | nano-vllm calls (flash-attn) | `flash_attn_varlen_func` | `flash_attn_with_kvcache` |
 #
 # <!-- zh -->
 # ## 8 · 为什么一步只跑一种?
@@ -436,21 +471,23 @@ for policy in ("prefill_first", "token_budget"):
 # | | prefill | decode |
 # | --- | --- | --- |
 # | 每条序列几个 token | 整段 prompt,或一个 chunk | 1 个 |
-# | 瓶颈 | 算力:大矩阵乘 | 带宽:为一个 token 读一遍权重**和** KV |
+# | 通常的瓶颈 | 算力:大矩阵乘 | 带宽:为一个 token 读一遍权重**和** KV |
 # | 写 KV | 一大片槽 | 1 个槽 |
-# | flash-attn 入口 | `flash_attn_varlen_func` | `flash_attn_with_kvcache` |
+# | nano-vllm 调用(flash-attn) | `flash_attn_varlen_func` | `flash_attn_with_kvcache` |
 
 # %% [markdown] id="kinds-why"
 # "Mixing makes the optimisations fight" is what people say. It is not so. nano-vllm keeps the kinds apart for two plain
-# reasons: it calls **two different attention functions**, and its **CUDA graphs** exist only for decode.
+# reasons: it calls **two different attention functions**, and its **CUDA graphs** (recorded kernels, replayed by one call)
+# exist only for decode.
 #
-# vLLM V1 mixes because it helps: decode tokens ride along in a step whose weights are read anyway. Its scheduler says so
-# in a comment: there is no decoding phase and no prefill phase, only tokens still to compute.
+# vLLM V1 mixes because it helps: decode tokens ride along in a step whose weights are read anyway. A comment in its
+# scheduler puts it so: no decoding phase, no prefill phase; each request has a count of computed tokens that catches up
+# with its length.
 #
 # <!-- zh -->
-# 常听人说「混着跑,两种优化会打架」。不是这么回事。nano-vllm 分开跑,理由很朴素:它调的是**两个不同的注意力函数**,而且 **CUDA Graph** 只为 decode 录了。
+# 常听人说「混着跑,两种优化会打架」。不是这么回事。nano-vllm 分开跑,理由很朴素:它调的是**两个不同的注意力函数**,而且 **CUDA Graph**(把一串内核录下来,一次调用重放)只为 decode 录了。
 #
-# vLLM V1 混跑,是因为划算:反正这一步要读一遍权重,decode 的 token 搭个便车。它的调度器注释里写得明白:没有 decode 阶段,也没有 prefill 阶段,只有还没算完的 token。
+# vLLM V1 混跑,是因为划算:反正这一步要读一遍权重,decode 的 token 搭个便车。它的调度器注释里写得明白:没有 decode 阶段,也没有 prefill 阶段,每个请求只有一个「已算」计数,去追它的总 token 数。
 
 # %% [markdown] id="stall-intro"
 # What does keeping them apart cost? Let A generate; then, every second step, another 12-token prompt arrives. Count the
@@ -481,22 +518,23 @@ for policy in ("prefill_first", "token_budget"):
     print(f"{policy:14} A got nothing in {steps} of 30 steps, at most {in_a_row} in a row")
 
 # %% [markdown] id="stall-read"
-# Under `prefill_first` every arrival stops everyone who is decoding. With an arrival in *each* step, decode would never
-# run at all (lesson 07 shows it). `token_budget` gives running sequences their token first, and newcomers get what is
-# left.
+# Under `prefill_first` every arrival stops everyone who is decoding. With an arrival in *each* step, nobody would decode
+# until places or blocks ran out (lesson 07 shows it). `token_budget` gives running sequences their
+# token first, and newcomers get what is left.
 #
 # <!-- zh -->
-# `prefill_first` 下,每来一个新请求,所有正在 decode 的都得停一步。要是**每步**都有新请求,decode 就永远轮不上(第 07 课演示)。`token_budget` 先给在跑的每人一个 token,剩下的预算才轮到新来的。
+# `prefill_first` 下,每来一个新请求,所有正在 decode 的都得停一步。要是**每步**都有新请求,decode 就一直轮不上,直到名额或者块用完(第 07 课演示)。`token_budget` 先给在跑的,剩下的预算才轮到新来的。
 
 # %% [markdown] id="ledger-intro"
 # ## 9 · The ledger: why KV memory rules everything
 #
-# The numbers of Qwen3-0.6B: 28 layers, 8 KV heads, head dimension 128, bf16. Change the card and run it again.
+# The numbers of Qwen3-0.6B: 28 layers, 8 KV heads (16 query heads share them), head dimension 128, bf16. Change
+# the card and run it again.
 #
 # <!-- zh -->
 # ## 9 · 算笔账:KV 显存为什么说了算
 #
-# Qwen3-0.6B:28 层,8 个 KV head,head_dim 128,bf16。换一张卡,再跑一遍。
+# Qwen3-0.6B:28 层,8 个 KV head(16 个 query head 共用),head_dim 128,bf16。换一张卡,再跑一遍。
 
 # %% id="ledger"
 from nanoengine.model.config import NAMED_CONFIGS
@@ -515,17 +553,18 @@ print(f"blocks that fit        {blocks:8}       = {room:,} tokens = {room / max_
 
 # %% [markdown] id="ledger-read"
 # {{ blocks }} blocks ≈ {{ blocks * block_size / 1000:.0f}} thousand tokens ≈ {{ blocks * block_size // max_len }} sequences of full length. nano-vllm's
-# `max_num_seqs` is 512 by default; it bounds a **batch**, not the queue. What memory can hold is something else again.
-# The scheduler's whole work is to choose between those numbers.
+# `max_num_seqs` is 512 by default; it bounds a **batch**, not the queue. What memory can hold is another limit, and
+# it depends on how long the sequences are. In each step the scheduler has to stay within both.
 #
 # <!-- zh -->
-# {{ blocks }} 个 block ≈ {{ blocks * block_size / 10000:.1f}} 万个 token ≈ {{ blocks * block_size // max_len }} 条满长度序列。nano-vllm 的 `max_num_seqs` 默认 512,它限制的是一个 **batch** 里的序列数,不是队列长度;而显存能装几条,又是另一回事。调度器真正在做的,就是在这几个数之间取舍。
+# {{ blocks }} 个 block ≈ {{ blocks * block_size / 10000:.1f}} 万个 token ≈ {{ blocks * block_size // max_len }} 条满长度序列。nano-vllm 的 `max_num_seqs` 默认 512,它限制的是一个 **batch** 里的序列数,不是队列长度;显存能装几条是另一个上限,要看序列实际多长。调度器每一步都得同时守住这两个上限。
 
 # %% [markdown] id="units-trap"
-# "About 340 blocks" is what you will hear. Depends on what you call 12 GB, and on how you round the weights. Print units.
+# You may hear "about 340 blocks" for such a card. It depends on what you call 12 GB, and on how you round the weights.
+# Always write the units.
 #
 # <!-- zh -->
-# 你会听到「大约 340 个 block」。其实要看你把 12 GB 当成什么,权重又怎么四舍五入。算账先写单位。
+# 你可能听过「大约 340 个 block」。其实要看 12 GB 按哪种单位算、权重怎么舍入。算账先写单位。
 
 # %% id="units"
 def count(gpu, weights):
@@ -565,17 +604,21 @@ for batch in (1, 16, 64, 256, 1024, 4096):
 # throughput. The turning point is where KV weighs as much as the weights: batch × context ≈
 # {{ weights // token:,}} tokens for this model.
 #
+# (The last row is arithmetic only: the KV of 4,096 sequences is {{ 4096 * 513 * token / 1e9:.0f}} GB, and the card has 141.)
+#
 # <!-- zh -->
 # 上下文 512 时,H200 的上限:batch 64 是 {{ ideal_tokens_per_second(64, 512) / 1000:.0f}}k token/s,batch 256 是 {{ ideal_tokens_per_second(256, 512) / 1000:.0f}}k,再大也过不了 {{ ideal_tokens_per_second(10**9, 512) / 1000:.0f}}k。batch 翻四倍,吞吐只有 {{ ideal_tokens_per_second(256, 512) / ideal_tokens_per_second(64, 512):.2f}} 倍。拐点在 KV 和权重一样重的地方:这个模型大约是 batch × 上下文 ≈ {{ weights // token:,}} 个 token。
+#
+# (最后一行只是算术:4096 条序列的 KV 要 {{ 4096 * 513 * token / 1e9:.0f}} GB,而这张卡只有 141 GB。)
 
 # %% [markdown] id="negative-intro"
-# ## 10 · Where it does not help
+# ## 10 · Where an engine does not help
 #
 # Batching buys throughput. Does it also make *your* request faster? **Predict**, then measure on this machine: one
 # request alone, then the same request among eight.
 #
 # <!-- zh -->
-# ## 10 · 它帮不上忙的地方
+# ## 10 · 引擎帮不上忙的地方
 #
 # 拼批买到的是吞吐。那**你的**那一个请求会更快吗?**先预测**,再在这台机器上量:单独跑一个,然后混在八个里跑。
 
@@ -593,10 +636,10 @@ for n in (1, 8):
 
 # %% [markdown] id="negative-read"
 # In all: more. For each: **less**. An engine trades one user's speed for everyone's throughput. If you only ever serve one
-# stream, scheduling and paging buy you nothing; there, kernels and CUDA graphs matter (lessons 10 and 12).
+# stream, batching buys you nothing; there, kernels and CUDA graphs matter (lessons 10 and 12).
 #
 # <!-- zh -->
-# 总量:多了。每一个:**慢了**。引擎是拿单个用户的速度换所有人的吞吐。如果你永远只服务一路请求,调度和分页帮不上忙,那时要看内核和 CUDA Graph(第 10、12 课)。
+# 总量:多了。每一个:**慢了**。引擎是拿单个用户的速度换所有人的吞吐。如果你永远只服务一路请求,拼批就帮不上忙,那时要看内核和 CUDA Graph(第 10、12 课)。
 
 # %% [markdown] id="elsewhere"
 # ## 11 · What vLLM and nano-vllm do here
@@ -629,13 +672,13 @@ for n in (1, 8):
 # %% [markdown] id="recall-intro"
 # ## A · Whiteboard, three minutes
 #
-# Close this page. On paper: the loop of `generate()`, the names of the three arrows, and one thing that matters in each.
-# Then unfold and grade yourself.
+# Close this page. On paper: the states a request passes through, the three stages of the loop, and one thing that matters
+# in each. Then unfold and grade yourself.
 #
 # <!-- zh -->
 # ## A · 白板复述,3 分钟
 #
-# 合上这页。在纸上画出:`generate()` 的循环、三个箭头的名字、每个箭头里发生的一件关键事。画完再展开对照。
+# 合上这页。在纸上画出:一个请求要经过哪些状态、循环分哪三段、每一段里最关键的一件事。画完再展开对照。
 
 # %% id="recall"
 recall("01")
@@ -713,11 +756,11 @@ ask("why is sampling not in postprocess?")
 ask("采样为什么不在 postprocess 里?")  # either language will do
 
 # %% [markdown] id="next"
-# **Next:** lesson 02, one forward pass. What happens inside `launch()`: from weights to logits, equal to Hugging Face to
-# the last digit that matters.
+# **Next:** lesson 02, one forward pass. What happens inside `launch()`: from weights to logits, the same as
+# Hugging Face's up to rounding.
 #
 # <!-- zh -->
-# **下一课**:第 02 课,一次前向。走进 `launch()` 里面:从权重到 logits,和 Hugging Face 对到最后一位有意义的数字。
+# **下一课**:第 02 课,一次前向。走进 `launch()` 里面:从权重到 logits,和 Hugging Face 的结果只差浮点舍入。
 
 # %% id="close" tags=["hidden"]
 llm.close()

@@ -12,7 +12,7 @@ STEP = Exercise(
     id="ex01a",
     name="step",
     title=dict(en="A step that does not wait", zh="不等结果的 step"),
-    section=Section("01", "yours-intro", dict(en="4 · Your version", zh="4 · 你来写一遍")),
+    section=Section("01", "source-intro", dict(en="3 · Open the source", zh="3 · 打开源码")),
     hints=(
         dict(
             en="Start from the lesson's `MyEngine.step`. `engine.in_flight` is a list: put each "
