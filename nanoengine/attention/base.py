@@ -14,6 +14,9 @@ class AttentionBackend(Protocol):
     """Causal attention of ragged rows over KV blocks.
 
     A layer's cache is a tensor [2, num_blocks, block_size, kv_heads, head_dim]: K, then V.
+    reads_stored (optional, False if missing): the backend finds everything it needs in the cache, and its
+    metadata have ``slots``; a fused kernel may then have written k and v already, which come as None.
+    A subclass of attention.paged.PagedBackend also serves CUDA graphs.
     """
 
     name: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import contextmanager
 
 import numpy as np
@@ -23,6 +24,8 @@ def blocks_that_fit(runner, config: EngineConfig) -> int:
     Errors: RuntimeError that says how much is missing and who has it.
     """
     device = runner.device
+    gc.collect()  # an engine that nobody uses any more, but that is part of a cycle, still holds its memory
+    torch.cuda.empty_cache()
     step_bytes = measure_largest_step(runner, config)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
@@ -40,8 +43,9 @@ def blocks_that_fit(runner, config: EngineConfig) -> int:
             f"no room for a KV cache on {torch.cuda.get_device_name(device)}: {missing / GIB:.2f} GiB are missing. "
             f"gpu_memory_utilization={config.gpu_memory_utilization} of {total / GIB:.1f} GiB may be in use; "
             f"{(total - free) / GIB:.1f} GiB are (this process's tensors {own / GIB:.1f}, the rest is others' or the "
-            f"driver's), and a step needs {step_bytes / GIB:.1f}. Close what else uses the card (llm.close()), raise "
-            "gpu_memory_utilization, or lower max_num_batched_tokens or max_num_seqs"
+            f"driver's), and a step needs {step_bytes / GIB:.1f}. Close what else uses the card (llm.close(), before a "
+            "notebook cell that makes llm runs again), raise gpu_memory_utilization, or lower max_num_batched_tokens "
+            "or max_num_seqs"
         )
     return int(blocks)
 

@@ -2,7 +2,7 @@
 
 from nanoengine import LLM, SamplingParams
 
-PROMPTS = ["The capital of France is", "Once upon a time, in a small village by the sea,", "def fibonacci(n):", "1, 2, 3,"]
+PROMPTS = ["The capital of France is", "Once upon a time, in a small village by the sea,", "def fibonacci(n):", "1, 2,"]
 
 
 def text(**settings):
