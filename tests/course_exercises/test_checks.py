@@ -12,10 +12,10 @@ from nanoengine.course.exercises import variant
 from nanoengine.course.rules import MAX_HAN, MAX_WORDS, words
 from nanoengine.course.source import LANGS, find_sources, read_source
 from nanoengine.course.wrap import columns, wrap
-from tests.course_exercises import answers_01, answers_03, answers_04, answers_05, answers_06
+from tests.course_exercises import answers_01, answers_02, answers_03, answers_04, answers_05, answers_06
 from tests.course_exercises.conftest import ROOT
 
-ANSWERS = [answers_01, answers_03, answers_04, answers_05, answers_06]
+ANSWERS = [answers_01, answers_02, answers_03, answers_04, answers_05, answers_06]
 RIGHT = {key: value for module in ANSWERS for key, value in module.RIGHT.items()}
 WRONG = {key: value for module in ANSWERS for key, value in module.WRONG.items()}
 EXERCISES = all_exercises()

@@ -1,0 +1,128 @@
+# %% [markdown] id="title"
+# # Exercises 02 · One forward pass
+#
+# Two exercises, about 35 minutes, numpy only. Write in the cells marked **yours**, run the check below each. Stuck?
+# `hint("ex02a")` gives one hint after another; the same hints are folded under each task.
+#
+# Lesson: [02 · One forward pass](../lessons/02_forward_pass.ipynb)
+#
+# <!-- zh -->
+# # 练习 02 · 一次前向:从权重到 logits
+#
+# 两道题,约 35 分钟,只用 numpy。在标着**你来写**的格子里写,写完运行下面的检查。卡住了就运行 `hint("ex02a")`,一次给一条提示;同样的提示也折叠在每道题下面。
+#
+# 课程:[02 · 一次前向:从权重到 logits](../../lessons/zh/02_forward_pass.ipynb)
+
+# %% id="env" tags=["varies"]
+from nanoengine.notebook import check, hint, lesson
+
+lesson("02", lang="en")
+
+# %% [markdown] id="ex02a"
+# ## 02a · RoPE at an offset
+#
+# A long prompt is computed in chunks, and a decode is a chunk of one token. So the rows of `x` do not begin at position 0.
+#
+# Write `rope_chunk(x, start, theta)`: `x` is a float array `[tokens, heads, d]`; row i stands at position `start + i`.
+# Return the turned array; leave `x` as it is.
+#
+# <!-- zh -->
+# ## 02a · 从中间开始的 RoPE
+#
+# 长 prompt 是分 chunk 算的,decode 就是只有一个 token 的 chunk。所以 `x` 的第一行不一定在位置 0。
+#
+# 写 `rope_chunk(x, start, theta)`:`x` 是浮点数组 `[token, 头, d]`,第 i 行在位置 `start + i`。返回转好的数组,`x` 不要动。
+
+# %% [markdown] id="ex02a-rules"
+# * Pairs are (j, j + d/2), as in the lesson; the angle is position × theta ** (−2j / d).
+# * All heads of a row turn alike. An empty chunk gives an empty array.
+#
+# <!-- zh -->
+# * 和课上一样,(j, j + d/2) 是一对;角度 = 位置 × theta ** (−2j / d)。
+# * 同一行的各个头转得一样。空 chunk 返回空数组。
+
+# %% [markdown] id="ex02a-hints"
+# <!-- hints ex02a -->
+#
+# <!-- zh -->
+# <!-- hints ex02a -->
+
+# %% id="ex02a-answer" tags=["answer"]
+import numpy as np
+
+# --- stub
+def rope_chunk(x, start, theta):  # yours
+    raise NotImplementedError("ex02a")
+# --- solution
+def rope_chunk(x, start, theta):
+    half = x.shape[-1] // 2
+    positions = start + np.arange(len(x))
+    angles = positions[:, None] * theta ** (-np.arange(half) / half)
+    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
+
+# %% id="ex02a-check" tags=["check"]
+check("ex02a", globals())
+
+# %% [markdown] id="ex02b"
+# ## 02b · q, k, v in one matrix
+#
+# A checkpoint yields `(name, array)` pairs, each once, in any order, of all layers. Write
+# `pack_qkv(tensors, layer, heads, kv_heads, head_dim)` and return `(weight, bias)` of this layer: the rows of q, then k, then v.
+#
+# Names look like `model.layers.3.self_attn.k_proj.weight` (and `.bias`).
+#
+# <!-- zh -->
+# ## 02b · q、k、v 装进一个矩阵
+#
+# checkpoint 给出一串 `(名字, 数组)`,每个只来一次,顺序随意,各层都有。写 `pack_qkv(tensors, layer, heads, kv_heads, head_dim)`,返回这一层的 `(weight, bias)`:先 q 的行,再 k,再 v。
+#
+# 名字形如 `model.layers.3.self_attn.k_proj.weight`(还有 `.bias`)。
+
+# %% [markdown] id="ex02b-rules"
+# * `bias` is `None` where the layer has no biases at all.
+# * A tensor that is missing (also one bias of three), or has not heads × head_dim rows (for k and v: kv_heads × head_dim):
+#   `ValueError` whose text has its name in it, as `k_proj.weight`.
+#
+# <!-- zh -->
+# * 这一层完全没有偏置时,`bias` 是 `None`。
+# * 缺一个张量(三个偏置缺一个也算),或者行数不是 heads × head_dim(k、v 是 kv_heads × head_dim):抛 `ValueError`,消息里要有它的名字,例如 `k_proj.weight`。
+
+# %% [markdown] id="ex02b-hints"
+# <!-- hints ex02b -->
+#
+# <!-- zh -->
+# <!-- hints ex02b -->
+
+# %% id="ex02b-answer" tags=["answer"]
+import numpy as np
+
+# --- stub
+def pack_qkv(tensors, layer, heads, kv_heads, head_dim):  # yours
+    raise NotImplementedError("ex02b")
+# --- solution
+def pack_qkv(tensors, layer, heads, kv_heads, head_dim):
+    prefix = f"model.layers.{layer}.self_attn."
+    found = {name.removeprefix(prefix): value for name, value in tensors if name.startswith(prefix)}
+    rows = {"q_proj": heads * head_dim, "k_proj": kv_heads * head_dim, "v_proj": kv_heads * head_dim}
+
+    def stack(kind):
+        for part, size in rows.items():
+            value = found.get(f"{part}.{kind}")
+            if value is None or len(value) != size:
+                came = "missing" if value is None else f"{len(value)} rows"
+                raise ValueError(f"{prefix}{part}.{kind}: {came}, expected {size} rows")
+        return np.concatenate([found[f"{part}.{kind}"] for part in rows])
+
+    has_bias = any(f"{part}.bias" in found for part in rows)
+    return stack("weight"), stack("bias") if has_bias else None
+
+# %% id="ex02b-check" tags=["check"]
+check("ex02b", globals())
+
+# %% [markdown] id="next"
+# Both green? In a terminal, `nanoengine course status` says what is next.
+#
+# <!-- zh -->
+# 都绿了?在终端里运行 `nanoengine course status`,它会告诉你下一步。
