@@ -15,7 +15,7 @@ from nbformat import NotebookNode
 from nanoengine.course.notebook import fill_values, normalise, value_fields
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-CELL_TIMEOUT = 120  # seconds; a whole lesson is to stay under 60
+CELL_TIMEOUT = 300  # seconds; a whole lesson is to stay under 60 on an idle machine, this is for a busy one
 
 
 class LessonFailed(RuntimeError):

@@ -98,7 +98,8 @@ def test_anki_ids_stay_when_a_text_changes(tmp_path):
     number = export_anki(tmp_path / "a.apkg", lang="en")
     assert number == sum(len(r.cards) for r in load_all()) + sum(t.answer is not None for t in topics().values())
     edited = replace(record, cards=(replace(DECK[0], short=Text("New.", "新。")), *DECK[1:]))
-    export_anki(tmp_path / "b.apkg", lang="en", records=[edited])
+    others = [other for other in load_all() if other.lesson != record.lesson]
+    export_anki(tmp_path / "b.apkg", lang="en", records=[edited, *others])
     before, decks = _notes_of(tmp_path / "a.apkg")
     after, decks_after = _notes_of(tmp_path / "b.apkg")
     assert before.keys() == after.keys() and decks == decks_after == {DECK_IDS["en"]}
