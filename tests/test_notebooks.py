@@ -8,7 +8,7 @@ import pytest
 
 from nanoengine.course.build import SYNC_FILE, build_notebook, notebook_path
 from nanoengine.course.notebook import differences, fill_values, make_notebook, read_notebook, value_fields
-from nanoengine.course.rules import read_sync, source_problems, stale_cells, unrecorded_cells
+from nanoengine.course.rules import read_sync, size_problems, source_problems, stale_cells, unrecorded_cells
 from nanoengine.course.source import LANGS, find_sources, read_source
 
 LESSONS = Path(__file__).parents[1] / "lessons"
@@ -48,7 +48,7 @@ def test_no_notebook_is_without_a_source():
 
 
 def test_the_source_keeps_the_rules(source):
-    assert source_problems(source) == []
+    assert source_problems(source) + size_problems(source) == []
 
 
 def test_the_chinese_is_not_older_than_the_english(source):

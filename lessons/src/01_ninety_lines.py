@@ -138,21 +138,17 @@ for name, (forwards, pairs) in {"naive": naive, "KV cache": cached}.items():
     print(f"{name:9} {forwards:8,} token forwards   {pairs:12,} attention pairs")
 
 # %% [markdown] id="count-read"
-# Say what you count. For n new tokens, **token forwards** fall from O(n²) to O(n): here {{ naive[0] / cached[0]:.0f}} times
-# fewer.
-# **Attention work** falls from O(n³) to O(n²): {{ naive[1] / cached[1]:.0f}} times fewer. "KV cache makes it linear" is
-# true of the first and wrong of the second, and an interviewer may ask which one you meant. (More in lesson 03.)
+# Say what you count. **Token forwards** fall from O(n²) to O(n), here {{ naive[0] / cached[0]:.0f}} times fewer; **attention work** from O(n³) to
+# O(n²), {{ naive[1] / cached[1]:.0f}} times fewer. "KV cache makes it linear" is true of the first only. (More in lesson 03.)
+#
+# The third problem? The vLLM paper (SOSP 2023) measured 2-4× the throughput **at the same latency**, but against
+# FasterTransformer and Orca, which already cached KV; Orca even rebuilt its batch at each iteration. That gain comes from
+# managing memory better. It is *not* the gain over your naive loop.
 #
 # <!-- zh -->
-# 先说清楚数的是什么。生成 n 个 token,**token 前向次数**从 O(n²) 降到 O(n),这里少了 {{ naive[0] / cached[0]:.0f}} 倍;**注意力计算量**从 O(n³) 降到 O(n²),少了 {{ naive[1] / cached[1]:.0f}} 倍。「有了 KV cache 就是线性的」对前者成立,对后者不成立,面试官很可能追问你说的是哪一个。(第 03 课细讲。)
-
-# %% [markdown] id="paper"
-# What is the third problem worth? The vLLM paper (SOSP 2023) measured 2-4× the throughput **at the same latency**, but
-# against FasterTransformer and Orca, and both of those already cached KV; Orca even rebuilt its batch at each iteration.
-# Against Orca, the gain comes from managing memory better. It is *not* the gain over your naive loop.
+# 先说清楚数的是什么。**token 前向次数**从 O(n²) 降到 O(n),这里少了 {{ naive[0] / cached[0]:.0f}} 倍;**注意力计算量**从 O(n³) 降到 O(n²),少了 {{ naive[1] / cached[1]:.0f}} 倍。「有了 KV cache 就是线性的」只对前者成立。(第 03 课细讲。)
 #
-# <!-- zh -->
-# 第三个问题值多少钱?vLLM 论文(SOSP 2023)量到:**同样的延迟下**,吞吐是别人的 2-4 倍。但对手是 FasterTransformer 和 Orca,它们早就有 KV cache,Orca 甚至已经每次迭代重新拼 batch。和 Orca 比,赢在「把显存管好」;这个倍数**不是**相对你那个笨循环的。
+# 第三个问题值多少钱?vLLM 论文(SOSP 2023)量到:**同样的延迟下**,吞吐是别人的 2-4 倍。但对手是 FasterTransformer 和 Orca,它们早就有 KV cache,Orca 甚至已经每次迭代重新拼 batch。赢在「把显存管好」;这个倍数**不是**相对你那个笨循环的。
 
 # %% [markdown] id="three-jobs"
 # ## 2 · An engine does just three things more
@@ -187,25 +183,19 @@ lines = {name: len((folder / "engine" / f"{name}.py").read_text().splitlines()) 
 for name, count in lines.items():
     print(f"{name + '.py':18} {count:4} lines")
 
-# %% [markdown] id="line-counts-read"
-# `llm_engine.py` has {{ lines['llm_engine']}} lines, and a test keeps it under 100. (nano-vllm, which this course measures itself
-# against, has 1,385 lines at commit `bb823b3`.)
-#
-# Note what is missing here: **the model itself** (`nanoengine/model/`). The engine does not care what a layer looks like.
-# It needs to know how many sequences are in the batch, how long each one is, and to which slot each new key and value goes.
-#
-# <!-- zh -->
-# `llm_engine.py` 一共 {{ lines['llm_engine']}} 行,有测试盯着不许超过 100。(本课程拿来对照的 nano-vllm,在 `bb823b3` 这个提交上是 1385 行。)
-#
-# 注意这里少了谁:**模型本身**(在 `nanoengine/model/`)。引擎不关心模型结构,它只关心这个 batch 里有几条序列、每条多长、每个新的 K/V 该写进哪个槽。
-
 # %% [markdown] id="source-intro"
 # ## 3 · Open the source
 #
-# This is read live from the file that runs, not pasted here. Find the three numbered comments.
+# `llm_engine.py` has {{ lines['llm_engine']}} lines, and a test keeps it under 100. (All of nano-vllm, which this course measures itself
+# against, has 1,385 at commit `bb823b3`.) Note what is missing: **the model** (`nanoengine/model/`). The engine needs to know
+# how many sequences are in the batch, how long each one is, and to which slot each new key and value goes.
+#
+# The next cell reads the file that runs; nothing is pasted. Find the three numbered comments.
 #
 # <!-- zh -->
 # ## 3 · 打开源码
+#
+# `llm_engine.py` 一共 {{ lines['llm_engine']}} 行,有测试盯着不许超过 100。(本课程拿来对照的 nano-vllm,全部加起来在 `bb823b3` 这个提交上是 1385 行。)注意这里少了谁:**模型本身**(在 `nanoengine/model/`)。引擎只关心这个 batch 里有几条序列、每条多长、每个新的 K/V 该写进哪个槽。
 #
 # 下面的代码是从正在运行的文件里现读的,不是贴上来的。先找到那三个带编号的注释。
 
@@ -310,8 +300,12 @@ class MyEngine(LLMEngine):
 # makes the next token a **hash of everything it gathers through the block table**. One wrong slot, one stale block, and
 # the output is different. `expected_output` knows the right answer from the tokens alone.
 #
+# Then the same class with the real model: your dozen lines against the package, token by token.
+#
 # <!-- zh -->
 # 怎么知道写对了?先用一个没有模型的 runner。`SlotRunner` 在每个 KV 槽里存一个数,再把**顺着块表读到的全部内容做一次哈希**,当作下一个 token。写错一个槽、读到一个过期的块,输出就变了。而 `expected_output` 只看 token 就知道正确答案。
+#
+# 然后还是这个类,换上真模型:你这十来行,对上整个包,逐 token 比较。
 
 # %% id="my-engine-check"
 from itertools import islice
@@ -327,12 +321,6 @@ for (letter, (tokens, new)), seq in zip(REQUESTS.items(), seqs):
     print(f"{letter}: {new:2} tokens {verdict}, preempted {seq.num_preemptions}×")
 pool = mine.block_manager
 print(f"{steps} steps, {pool.num_free_blocks} of {pool.num_blocks} blocks free at the end")
-
-# %% [markdown] id="real-intro"
-# Same class, other runner: the real model. Your dozen lines against the package, token by token.
-#
-# <!-- zh -->
-# 还是这个类,换一个 runner:上真模型。你这十来行,对上整个包,逐 token 比较。
 
 # %% id="my-engine-real"
 prompts = ["The capital of France is", "Water boils at", "def fibonacci(n):"]
@@ -476,25 +464,17 @@ for policy in ("prefill_first", "token_budget"):
 # | nano-vllm 调用(flash-attn) | `flash_attn_varlen_func` | `flash_attn_with_kvcache` |
 
 # %% [markdown] id="kinds-why"
-# "Mixing makes the optimisations fight" is what people say. It is not so. nano-vllm keeps the kinds apart for two plain
-# reasons: it calls **two different attention functions**, and its **CUDA graphs** (recorded kernels, replayed by one call)
-# exist only for decode.
+# People say that mixing makes the optimisations fight. It is not so. nano-vllm keeps the kinds apart for two plain reasons:
+# it calls **two different attention functions**, and its **CUDA graphs** (recorded kernels, replayed by one call) exist
+# only for decode. vLLM V1 mixes because it helps: decode tokens ride along in a step whose weights are read anyway.
 #
-# vLLM V1 mixes because it helps: decode tokens ride along in a step whose weights are read anyway. A comment in its
-# scheduler puts it so: no decoding phase, no prefill phase; each request has a count of computed tokens that catches up
-# with its length.
-#
-# <!-- zh -->
-# 常听人说「混着跑,两种优化会打架」。不是这么回事。nano-vllm 分开跑,理由很朴素:它调的是**两个不同的注意力函数**,而且 **CUDA Graph**(把一串内核录下来,一次调用重放)只为 decode 录了。
-#
-# vLLM V1 混跑,是因为划算:反正这一步要读一遍权重,decode 的 token 搭个便车。它的调度器注释里写得明白:没有 decode 阶段,也没有 prefill 阶段,每个请求只有一个「已算」计数,去追它的总 token 数。
-
-# %% [markdown] id="stall-intro"
-# What does keeping them apart cost? Let A generate; then, every second step, another 12-token prompt arrives. Count the
-# steps in which A gets nothing although it is running.
+# What does keeping apart cost? Let A generate; every second step another 12-token prompt arrives. Count the steps in which
+# A, though running, gets nothing.
 #
 # <!-- zh -->
-# 分开跑的代价是什么?让 A 先生成着,然后每隔一步来一条 12 token 的新 prompt。数一数:A 明明在 running 里,却有几步什么都没拿到。
+# 常听人说「混着跑,两种优化会打架」。不是这么回事。nano-vllm 分开跑,理由很朴素:它调的是**两个不同的注意力函数**,而且 **CUDA Graph**(把一串内核录下来,一次调用重放)只为 decode 录了。vLLM V1 混跑,是因为划算:反正这一步要读一遍权重,decode 的 token 搭个便车。
+#
+# 分开跑的代价是什么?让 A 先生成着,每隔一步来一条 12 token 的新 prompt。数一数:A 明明在 running 里,却有几步什么都没拿到。
 
 # %% id="stall"
 from nanoengine import EngineConfig
@@ -556,14 +536,12 @@ print(f"blocks that fit        {blocks:8}       = {room:,} tokens = {room / max_
 # `max_num_seqs` is 512 by default; it bounds a **batch**, not the queue. What memory can hold is another limit, and
 # it depends on how long the sequences are. In each step the scheduler has to stay within both.
 #
-# <!-- zh -->
-# {{ blocks }} 个 block ≈ {{ blocks * block_size / 10000:.1f}} 万个 token ≈ {{ blocks * block_size // max_len }} 条满长度序列。nano-vllm 的 `max_num_seqs` 默认 512,它限制的是一个 **batch** 里的序列数,不是队列长度;显存能装几条是另一个上限,要看序列实际多长。调度器每一步都得同时守住这两个上限。
-
-# %% [markdown] id="units-trap"
 # You may hear "about 340 blocks" for such a card. It depends on what you call 12 GB, and on how you round the weights.
 # Always write the units.
 #
 # <!-- zh -->
+# {{ blocks }} 个 block ≈ {{ blocks * block_size / 10000:.1f}} 万个 token ≈ {{ blocks * block_size // max_len }} 条满长度序列。nano-vllm 的 `max_num_seqs` 默认 512,它限制的是一个 **batch** 里的序列数,不是队列长度;显存能装几条是另一个上限,要看序列实际多长。调度器每一步都得同时守住这两个上限。
+#
 # 你可能听过「大约 340 个 block」。其实要看 12 GB 按哪种单位算、权重怎么舍入。算账先写单位。
 
 # %% id="units"
@@ -641,7 +619,7 @@ for n in (1, 8):
 # <!-- zh -->
 # 总量:多了。每一个:**慢了**。引擎是拿单个用户的速度换所有人的吞吐。如果你永远只服务一路请求,拼批就帮不上忙,那时要看内核和 CUDA Graph(第 10、12 课)。
 
-# %% [markdown] id="elsewhere"
+# %% [markdown] id="elsewhere-read"
 # ## 11 · What vLLM and nano-vllm do here
 #
 # | | nano-vllm `bb823b3` | vLLM `v0.24.0` |
@@ -650,6 +628,9 @@ for n in (1, 8):
 # | who runs | `Scheduler.schedule`: prefill, else decode | `Scheduler.schedule`: one budget, no phases |
 # | forward, sampling | `ModelRunner.run` | `GPUModelRunner.execute_model`, then `sample_tokens` |
 # | write back | `Scheduler.postprocess` | `Scheduler.update_from_output` |
+#
+# Often told wrongly: V1 has **one** scheduler and one budget, not one for prefill and one for decode. And the runner
+# samples, as part of its step; postprocess only writes down what was sampled, perhaps a step later.
 #
 # <!-- zh -->
 # ## 11 · vLLM 和 nano-vllm 在这里怎么做
@@ -660,14 +641,8 @@ for n in (1, 8):
 # | 谁上 | `Scheduler.schedule`:先 prefill,否则 decode | `Scheduler.schedule`:一个预算,没有阶段 |
 # | 前向与采样 | `ModelRunner.run` | `GPUModelRunner.execute_model`,然后 `sample_tokens` |
 # | 写回 | `Scheduler.postprocess` | `Scheduler.update_from_output` |
-
-# %% [markdown] id="elsewhere-read"
-# Two things often told wrongly. vLLM V1 does **not** have one scheduler for prefill and one for decode: it has one
-# scheduler, one budget. And sampling does **not** happen in postprocess: the runner samples, as part of the step.
-# Postprocess only writes down what was sampled, and may come a step later.
 #
-# <!-- zh -->
-# 两处常被讲错。vLLM V1 **没有**把 prefill 和 decode 拆成两个调度器:一个调度器,一个预算。采样也**不在** postprocess 里:采样是 runner 那一步的事,postprocess 只把采到的 token 记下来,而且可以晚一步再记。
+# 两处常被讲错。V1 只有**一个**调度器、一个预算,没有拆成 prefill 和 decode 两个。采样是 runner 那一步的事;postprocess 只把采到的 token 记下来,而且可以晚一步再记。
 
 # %% [markdown] id="recall-intro"
 # ## A · Whiteboard, three minutes
@@ -750,9 +725,9 @@ cards("01")
 # 卡在哪一行、哪个术语,或者想问「vLLM 里这段变成什么样了」,直接问。它在课程正文和源码里找,找不到会老实说找不到。
 
 # %% id="ask" tags=["varies"]
-ask("why is sampling not in postprocess?")
+from IPython.display import display
 
-# %% id="ask-zh" tags=["varies"]
+display(ask("why is sampling not in postprocess?"))
 ask("采样为什么不在 postprocess 里?")  # either language will do
 
 # %% [markdown] id="next"

@@ -17,6 +17,7 @@ MAX_WORDS = 90  # of English in a markdown cell
 MAX_HAN = 200  # Chinese characters in a markdown cell: about what 90 English words become
 MAX_CODE_LINES = 40
 MEDIAN_CODE_LINES = 8
+MIN_CELLS, MAX_CELLS = 35, 60  # of those a reader sees
 
 _UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|TBD)\b|待补|待办|待写")
 _HAN = re.compile(r"[\u3400-\u9fff]")
@@ -49,6 +50,14 @@ def source_problems(source: LessonSource) -> list[str]:
     elif f'lesson("{source.number}"' not in next(cell.en for cell in source.cells if cell.id == calls[0]):
         problems.append(f'{source.name}, cell {calls[0]}: call lesson("{source.number}", lang="en")')
     return problems
+
+
+def size_problems(source: LessonSource) -> list[str]:
+    """A lesson that is too long to take in at once, or too short to be one. (Exercises have no such limit.)"""
+    visible = sum("hidden" not in cell.tags for cell in source.cells)
+    if MIN_CELLS <= visible <= MAX_CELLS:
+        return []
+    return [f"{source.name}: {visible} cells, a lesson has {MIN_CELLS} to {MAX_CELLS}: merge, cut or split"]
 
 
 def _cell_problems(cell: Cell) -> list[str]:

@@ -27,7 +27,7 @@ ANSWERED = {
     "被抢占的序列会怎样?": "被抢占的序列会丢什么?",
     "什么时候要新块?": "什么时候要新块?",
     "一个 token 的 KV 占多少字节?": "一个 token 的 KV 要多少显存?",
-    "nano-vllm 为什么不混跑 prefill 和 decode?": "为什么一步只跑一种?",
+    "nano-vllm 为什么不混跑 prefill 和 decode?": "nano-vllm 为什么把 prefill 和 decode 分成不同的步?",
     "块表是什么?": "块、槽、块表分别是什么?",
     "batch 越大越好吗?": "batch 加大,吞吐为什么会饱和?",
     "来了一条长 prompt 谁吃亏?": "vLLM 这类引擎的每一步在做什么?",
