@@ -91,19 +91,18 @@ def build_sources(
     Returns:
         What breaks the rules or could not be built, a sentence each.
     """
-    records = read_sync(src / SYNC_FILE)
     problems = []
     try:
         for path in find_sources(src, numbers):
             source = read_source(path)
-            record = updated_record(source, records.get(source.name, {}), accept)
+            record = updated_record(source, read_sync(src / SYNC_FILE).get(source.name, {}), accept)
             stale = stale_cells(source, record)
             problems += rules(source)
             problems += [f"{source.name}, cell {i}: the Chinese is older than the English" for i in stale]
             for line in build(source):
                 print(line, flush=True)
-            records[source.name] = record
-            write_sync(src / SYNC_FILE, records)
+            # read again: another lesson may have been built meanwhile
+            write_sync(src / SYNC_FILE, read_sync(src / SYNC_FILE) | {source.name: record})
     except (SourceError, LessonFailed) as error:
         problems.append(str(error))
     return problems
