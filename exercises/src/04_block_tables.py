@@ -9,7 +9,7 @@
 # <!-- zh -->
 # # 练习 04 · 分页 KV:块表与槽映射
 #
-# 两道题,约 35 分钟。在标着**你来写**的格子里写,写完运行下面的检查。卡住了就运行 `hint("ex04a")`,一次给一条提示;同样的提示也折叠在每道题下面。
+# 两道题,约 35 分钟。在标着 `# yours` 的格子里写,写完运行下面的检查。卡住了就运行 `hint("ex04a")`,一次给一条提示;同样的提示也折叠在每道题下面。
 #
 # 课程:[04 · 分页 KV:块表与槽映射](../../lessons/zh/04_block_tables.ipynb)
 
@@ -42,7 +42,7 @@ lesson("04", lang="en")
 #
 # <!-- zh -->
 # * 一段可能从块中间开始,也可能在块中间结束。
-# * 两块在块表里前后相邻,*并且*在显存里也前后相邻,才并成一段。
+# * 两块在块表里前后相邻,**并且**在显存里也前后相邻,才并成一段。
 # * `start == end`:空列表。`end` 超过块表放得下的:抛 `ValueError`。
 # * 例:`slot_runs([7, 2, 3], 2, 10, 4)` 是 `[(30, 2), (8, 6)]`。
 
@@ -100,12 +100,14 @@ check("ex04a", globals())
 # * static: each owns, from the start, the slots that its longest answer could ever need. Strips lie end to end.
 # * paged: each owns the blocks that its KV needs *now*. The pool is cut into whole blocks; a rest stays unused.
 # * Nobody overtakes: the first that does not fit closes the door.
+# * Example: `seats([(10, 3, 12), (6, 3, 12), (14, 1, 6)], 48, 4)` is `{"static": (2, 18), "paged": (3, 2)}`.
 #
 # <!-- zh -->
 # * 除了最新的 token(只是采出来了),其余 token 都有 KV。
 # * 静态:从一开始就占着最长的答案可能用到的槽。一条接一条,首尾相接。
 # * 分块:只占**现在**的 KV 要用的块。池子切成整块,零头不用。
 # * 不许插队:第一个放不下的,就把门关上。
+# * 例:`seats([(10, 3, 12), (6, 3, 12), (14, 1, 6)], 48, 4)` 是 `{"static": (2, 18), "paged": (3, 2)}`。
 
 # %% [markdown] id="ex04b-hints"
 # <!-- hints ex04b -->

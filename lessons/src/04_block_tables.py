@@ -75,21 +75,22 @@ from nanoengine.course.example import REQUESTS
 SLOTS, LIMIT = 48, 32
 need = {name: len(prompt) + new - 1 for name, (prompt, new) in REQUESTS.items()}
 print("at once:", SLOTS // LIMIT)
-for name, slots in need.items():
-    print(f"{name}: reserved {LIMIT}, uses {slots} at most, {LIMIT - slots} never touched")
+for name, (prompt, new) in REQUESTS.items():
+    print(f"{name}: {len(prompt)} prompt tokens + {new} new: reserved {LIMIT}, uses {need[name]}, "
+          f"{LIMIT - need[name]} never touched")
 
 # %% [markdown] id="naive-read"
 # One. The others wait in front of 16 free slots. (Why `- 1`? The newest token is only sampled; its keys and values are
 # computed when it goes *in*, one step later. The last one never does.)
 #
-# Four requests prove little. Two thousand: their **means** are published, ShareGPT conversations with about 161 tokens in
-# and 338 out (vLLM paper, SOSP 2023, figure 11). The **shape**, log-normal, is ours: a *synthetic* load. Put your own log in
-# its place.
+# Four requests prove little; let us draw two thousand. Their **means** are published: ShareGPT conversations, about 161
+# tokens in and 338 out (vLLM paper, SOSP 2023, figure 11). Their **shape**, log-normal, is our choice, so the load is
+# *synthetic*; put the lengths from your own server in its place.
 #
 # <!-- zh -->
 # 一个。另外三个对着 16 个空槽干等。(为什么要 `- 1`?最新的 token 只是采出来了,K/V 要等下一步把它**喂进去**才算;最后一个永远不会再喂进去。)
 #
-# 四个请求说明不了什么,拿两千个。**均值**有出处:ShareGPT 对话,输入约 161 个 token,输出约 338 个(vLLM 论文,SOSP 2023,图 11)。**形状**(对数正态)是我们定的,所以这是一份**合成**负载;你手上有线上日志,换进来最好。
+# 四个请求说明不了什么,那就抽两千个。**均值**有出处:ShareGPT 对话,输入约 161 个 token,输出约 338 个(vLLM 论文,SOSP 2023,图 11)。**分布的形状**(对数正态)是我们定的,所以这是一份**合成**负载;你手上有线上的长度数据,换进来最好。
 
 # %% id="lengths"
 import numpy as np
@@ -120,16 +121,17 @@ static = empty_share(chat, MAX_LEN)
 print(f"static reservation: {static:.1%} of the memory never holds a token")
 
 # %% [markdown] id="waste-read"
-# **{{ static * 100:.0f}}%** empty, counted when a request *ends*, which is friendly. (On real systems the vLLM paper found
-# 20.4% to 38.2% of KV memory in use, its figure 2. Our limit of 4,096 is further above the lengths.)
+# **{{ static * 100:.0f}}%** empty, counted when a request *ends*, which is friendly. The vLLM paper measured three ways to
+# reserve, with a limit of 2,048: 20.4% to 38.2% of KV memory held tokens (figure 2).
 #
-# "Then reserve exactly what each needs." Nobody knows that: the answer ends when the model says so. But suppose we knew. A
-# gets 21 slots, B the next 17; A finishes; D arrives and needs 25. **Predict:** does it fit?
+# "Then reserve exactly what each needs." Nobody knows that: the answer ends when the model says so. But the 38.2% are of a
+# run that *did* know. Why so little? A gets 21 slots, B the next 17; A finishes; D arrives and needs 25. **Predict:** does
+# it fit?
 #
 # <!-- zh -->
-# **{{ static * 100:.0f}}%** 是空的,还是按请求**结束**那一刻算的,已经很客气。(vLLM 论文在真实系统上量到,KV 显存里只有 20.4% 到 38.2% 放着 token,见图 2。我们的上限 4096 比长度高出更多。)
+# **{{ static * 100:.0f}}%** 是空的,还是按请求**结束**那一刻算的,已经很客气。vLLM 论文在上限 2048 下量过三种预留办法:KV 显存里只有 20.4% 到 38.2% 放着 token(图 2)。
 #
-# 「那就按真正要用的来预留。」可谁也没法预知:模型说停才停。就算知道好了。A 拿 21 个槽,B 接着拿 17 个;A 结束;这时来了 D,要 25 个。**先预测**:放得下吗?
+# 「那就按真正要用的来预留。」可谁也没法预知:模型说停才停。而且,38.2% 那一种恰恰是**事先知道**长度的。知道了为什么还这么低?A 拿 21 个槽,B 接着拿 17 个;A 结束;这时来了 D,要 25 个。**先预测**:放得下吗?
 
 # %% id="holes"
 a, b = need["A"], need["B"]
@@ -139,18 +141,19 @@ print(f"{free} slots free, D needs {need['D']}, the largest hole has {max(holes)
 print("D fits" if max(holes) >= need["D"] else "D does not fit")
 
 # %% [markdown] id="holes-read"
-# {{ free }} slots are free and {{ need['D'] }} are not to be had. Three names for three kinds of loss:
+# {{ free }} slots are free and {{ need['D'] }} do not fit. The paper's three kinds of loss, with their
+# shares for strips of 2,048 (only 20.4% held tokens):
 #
-# * **reserved**: kept for tokens that may never come;
-# * **internal fragmentation**: owned, and larger than needed;
-# * **external fragmentation**: free, but in pieces that nobody can use. That is what just happened.
+# * **reserved**, 13.3%: a token will come, but not yet;
+# * **internal fragmentation**, 57.3%: owned, and no token will ever come. Our {{ static * 100:.0f}}%;
+# * **external fragmentation** and others, 8.9%: free, but in pieces that nobody can use. That is what just happened.
 #
 # <!-- zh -->
-# 空着 {{ free }} 个,却凑不出 {{ need['D'] }} 个。三种浪费,三个名字:
+# 空着 {{ free }} 个,却放不下要 {{ need['D'] }} 个的 D。论文把浪费分成三种,后面的数是每人一条 2048 时各占多少(真放着 token 的只有 20.4%):
 #
-# * **预留**:给可能永远不会来的 token 留着;
-# * **内部碎片**:归你了,但比你要的大;
-# * **外部碎片**:是空的,但碎成谁也用不上的小段。刚才撞上的就是它。
+# * **预留**,13.3%:token 会来,只是还没来;
+# * **内部碎片**,57.3%:归你了,可永远不会有 token 来。我们那 {{ static * 100:.0f}}% 就是它;
+# * **外部碎片**及其他,8.9%:是空的,但碎成谁也用不上的小段。刚才撞上的就是它。
 
 # %% [markdown] id="idea"
 # ## 2 · Cut memory into equal blocks
@@ -232,13 +235,14 @@ plots.bars({name: 100 * empty_share(chat, block) for name, block in schemes.item
 
 # %% [markdown] id="fits-read"
 # {{ at_once(chat, MAX_LEN) }} requests become {{ at_once(chat, 16) }}: **{{ at_once(chat, 16) / at_once(chat, MAX_LEN):.1f}} times the batch** on the
-# same card, by bookkeeping alone.
+# same card, by bookkeeping alone. (The paper counted real ones, with strips of 2,048: 7.0 requests in flight became 30.4,
+# figure 13a.)
 #
-# Note how the cell counts: static reservation is no other scheme, only *blocks of 4,096*. "How large is a block" is the
+# Note how the cell counts: static reservation is not another scheme, it is *blocks of 4,096*. "How large is a block" is the
 # only question there ever was.
 #
 # <!-- zh -->
-# {{ at_once(chat, MAX_LEN) }} 个变成 {{ at_once(chat, 16) }} 个:同一张卡,**batch 大了 {{ at_once(chat, 16) / at_once(chat, MAX_LEN):.1f}} 倍**,只靠记账。
+# {{ at_once(chat, MAX_LEN) }} 个变成 {{ at_once(chat, 16) }} 个:同一张卡,**batch 是原来的 {{ at_once(chat, 16) / at_once(chat, MAX_LEN):.1f}} 倍**,只靠记账。(论文实测,每人一条 2048:同时在跑的请求从平均 7.0 个变成 30.4 个,图 13a。)
 #
 # 留意这一格的数法:静态预留不是另一种方案,它就是「**块大小 4096**」。从头到尾只有一个问题:块切多大。
 
@@ -246,15 +250,15 @@ plots.bars({name: 100 * empty_share(chat, block) for name, block in schemes.item
 # ## 3 · Open the source: who writes, who reads
 #
 # A step touches KV twice. New keys and values are **written**: for that the runner gets the **slot mapping**, one slot
-# for each token computed in this step. Old ones are **read**: for that it gets each row's **block table** and its
-# length.
+# for each token computed in this step. Old ones are **read**: for that it gets the **block table** and the length of each
+# row (a row: one request of the batch).
 #
 # Writing is per token, reading is per block. That is why there are two arrays.
 #
 # <!-- zh -->
 # ## 3 · 打开源码:谁写,谁读
 #
-# 一步里碰 KV 两次。新的 K/V 要**写**:runner 拿到的是**槽映射**(slot mapping),这一步算几个 token 就有几个槽。旧的要**读**:它拿到的是每一行的**块表**和长度。
+# 一步里碰 KV 两次。新的 K/V 要**写**:runner 拿到的是**槽映射**(slot mapping),这一步算几个 token 就有几个槽。旧的要**读**:它拿到的是每一行(batch 里一个请求一行)的**块表**和长度。
 #
 # 写按 token,读按块。所以是两个数组。
 
@@ -270,7 +274,7 @@ show(span_slots)
 # A chunk of prefill may start and end in the middle of a block; both cuts are in the last line.
 #
 # <!-- zh -->
-# 还是你那个公式,只是一次算一整段:取出这一段碰到的块,把它们的槽排成一张表(一块一行),拉平,再把 `start` 之前和 `end` 之后的切掉。
+# 还是你那个公式,只是一次算一整段:取出这一段碰到的块,把它们的槽排成网格(一块一行),拉平,再把 `start` 之前和 `end` 之后的切掉。
 #
 # prefill 的一个 chunk 可能从块中间开始,也可能在块中间结束,两头的切法都在最后一行。
 
@@ -283,29 +287,33 @@ show(SlotRunner._gather)
 # And this is reading, the **gather**. Look at the pool as a grid (a row a block), pick the rows that the table names, in
 # the table's order, flatten, cut at the length. What comes out is in the order of the text, wherever the blocks lie.
 #
-# The real kernel (lesson 10) does not copy: it walks the table and reads each block in place. Same order, same table.
+# The real kernel (lesson 10) does not copy: it walks the table and reads each block in place. Same order, same table, and no
+# gap: what is in no table is never looked at.
 #
 # <!-- zh -->
-# 这是读,叫 **gather**。把池子看成一张表(一块一行),按块表的顺序挑出那几行,拉平,按长度截断。不管块散在哪,出来的就是文本的顺序。
+# 这是读,叫 **gather**。把池子看成网格(一块一行),按块表的顺序挑出那几行,拉平,按长度截断。不管块散在哪,出来的就是文本的顺序。
 #
-# 真正的内核(第 10 课)不搬数据:它顺着块表走,一块一块就地读。顺序一样,表也一样。
+# 真正的内核(第 10 课)不搬数据:它顺着块表走,一块一块就地读。顺序一样,表也一样。「空隙」它根本看不见:没写进块表的,没人会去读。
 
 # %% [markdown] id="yours-intro"
 # ## 4 · Your version
 #
-# Write the runner that the engine talks to. Instead of keys and values, each slot holds the token id; instead of a
-# transformer, the next token comes from what was *gathered*, by the package's own rule (`expected_output`: a hash of all
-# tokens so far). Put one token into a wrong slot and the text changes.
+# Write the runner that the engine talks to; all else is the real engine. A slot holds a token id in place of keys and
+# values, and `expected_output` hashes what was *gathered* into the next token: one wrong slot, and the text changes.
 #
-# `launch` gets a `Batch`: everything else (scheduler, block manager) is the real engine. Then compare it token by token
-# with the package's own runner.
+# `launch` gets a `Batch`. Row i computes `query_lens[i]` tokens now and then has KV for `context_lens[i]`; `input_ids` are
+# all rows' new tokens, end to end; `sample_rows` are the rows that bring a token.
+#
+# Cover the cell and write its two loops first.
 #
 # <!-- zh -->
 # ## 4 · 你来写一遍
 #
-# 写一个引擎能直接用的 runner。槽里不放 K/V,放 token id;没有 transformer,下一个 token 由**收集到的内容**决定,规则用包里那个(`expected_output`:前面所有 token 的哈希)。写错一个槽,文本就变了。
+# 写一个引擎能直接用的 runner,其余全是真引擎。槽里不放 K/V,放 token id;下一个 token 由 `expected_output` 给出,它把 gather 到的内容算成哈希。错一个槽,文本就变了。
 #
-# `launch` 拿到的是一个 `Batch`。调度器、块管理器都是真引擎的。写完和包自己的 runner 逐 token 比较。
+# `launch` 拿到的是一个 `Batch`:第 i 行这一步算 `query_lens[i]` 个 token,算完有 `context_lens[i]` 个 token 的 KV;`input_ids` 是各行的新 token 首尾相接;`sample_rows` 是要采样的那几行。
+#
+# 先把下一格遮住,自己写那两个循环。
 
 # %% id="my-runner"
 class MyRunner:
@@ -317,12 +325,12 @@ class MyRunner:
         return table[p // self.block_size] * self.block_size + p % self.block_size
 
     def launch(self, batch):
-        sampled, first = [[] for _ in batch.seqs], 0
+        new_ids = iter(batch.input_ids.tolist())
         for row, table in enumerate(batch.block_tables):
-            new, context = int(batch.query_lens[row]), int(batch.context_lens[row])
-            for i in range(new):                                   # write the new tokens
-                self.pool[self.slot(table, context - new + i)] = int(batch.input_ids[first + i])
-            first += new
+            context = int(batch.context_lens[row])
+            for p in range(context - int(batch.query_lens[row]), context):
+                self.pool[self.slot(table, p)] = next(new_ids)  # the slot: also in batch.slot_mapping
+        sampled = [[] for _ in batch.seqs]
         for row in batch.sample_rows:
             table, context = batch.block_tables[row], int(batch.context_lens[row])
             seen = [self.pool[self.slot(table, p)] for p in range(context)]  # gather
@@ -337,27 +345,32 @@ from nanoengine import EngineConfig, SamplingParams
 from nanoengine.course.example import example_engine
 from nanoengine.engine.llm_engine import LLMEngine
 
-def outputs(engine):
-    for prompt, new in () if engine.sequences else REQUESTS.values():
+def engine_on(runner):
+    """The engine of the example on another runner: budget of 16 tokens, no block held back."""
+    config = EngineConfig(max_num_batched_tokens=16, max_num_seqs=4, watermark=0.0)
+    engine = LLMEngine(config, runner=runner)
+    for prompt, new in REQUESTS.values():
         engine.add_request(prompt, SamplingParams(max_tokens=new))
+    return engine
+
+def outputs(engine):
     seqs = list(engine.sequences.values())
     for _ in engine.run():
         pass
     return [seq.output_ids for seq in seqs]
 
-config = EngineConfig(max_num_batched_tokens=16, max_num_seqs=4, watermark=0.0)
-mine, theirs = outputs(LLMEngine(config, runner=MyRunner(12, 4))), outputs(example_engine())
+mine, theirs = outputs(engine_on(MyRunner(12, 4))), outputs(example_engine())
 for name, own, package in zip("ABCD", mine, theirs):
     print(f"{name}: {len(own):2} tokens,", "equal" if own == package else "DIFFERENT")
 
 # %% [markdown] id="break-intro"
-# Equal, through a prefix-cache hit and a preemption; of those lines, two matter. Now break it: let the runner believe
-# that blocks are adjacent, slot = first block × size + p.
+# Equal, through a prefix-cache hit (lesson 06) and a preemption (lesson 08). Two lines do it: the slot, and the gather in
+# the order of positions. Now break the first, as if blocks were adjacent: slot = first block × size + p.
 #
 # **Predict:** whose text changes, and does anybody survive? Hint: C's table begins with A's blocks.
 #
 # <!-- zh -->
-# 一个不差,中间还经过一次前缀命中、一次抢占。这几十行里,要紧的只有两行。现在把它弄坏:让 runner 以为块是挨着的,槽 = 第一块 × 块大小 + p。
+# 一个不差,中间还经过一次前缀命中(第 06 课)、一次抢占(第 08 课)。要紧的只有两行:算槽那行,和按位置 gather 那行。现在弄坏前一行:让 runner 以为块是挨着的,槽 = 第一块 × 块大小 + p。
 #
 # **先预测**:谁的输出会变?有人能幸免吗?提示:C 的块表开头就是 A 的块。
 
@@ -366,21 +379,21 @@ class Adjacent(MyRunner):
     def slot(self, table, p):
         return (table[0] * self.block_size + p) % len(self.pool)
 
-wrong = outputs(LLMEngine(config, runner=Adjacent(12, 4)))
+wrong = outputs(engine_on(Adjacent(12, 4)))
 for name, broken, right in zip("ABCD", wrong, theirs):
     same = next((i for i, (x, y) in enumerate(zip(broken, right)) if x != y), len(right))
     print(f"{name}: right for {same} of {len(right)} tokens")
 
 # %% [markdown] id="break-read"
 # A and B fail at their second token: C begins with A's blocks, so its "adjacent" slots run straight over A's and B's. D
-# comes through, with the same wrong formula: what it wrote in the wrong place it also *read* from the wrong place, and
-# when it finally ran, it was alone.
+# comes through, with the same wrong formula: what it wrote in the wrong place it also *read* from the wrong place. Its
+# first strip lay behind the others', and after the preemption it ran alone.
 #
 # That makes this kind of bug nasty. One request on a fresh engine passes. Test with company in the pool and tables out of
 # order.
 #
 # <!-- zh -->
-# A 和 B 从第二个 token 起就错了:C 的开头是 A 的块,它那些「挨着的」槽正好从 A、B 头上碾过去。D 却一路正确,用的还是那个错公式:它写错了地方,**读**也从同一个错地方读,而且等它真正跑起来时,池子里只剩它自己。
+# A 和 B 从第二个 token 起就错了:C 的开头是 A 的块,它那些「挨着的」槽正好从 A、B 头上碾过去。D 却一路正确,用的还是那个错公式:它写错了地方,**读**也从同一个错地方读。头一回它那一条排在别人后面,没人碰到;被抢占之后再跑,池子里只剩它自己。
 #
 # 这类 bug 讨厌就讨厌在这里:刚启动的引擎、一条请求,测试照样通过。要测,池子里就得有别人,块表就得是乱的。
 
@@ -461,12 +474,13 @@ plots.lines(sizes, {"empty": [100 * empty_share(chat, block) for block in sizes]
 # almost nothing left to win.
 #
 # And small blocks cost: longer tables, more blocks to take and give back, shorter contiguous reads in the kernel. The
-# vLLM paper tried sizes (its section 7.2) and set 16.
+# vLLM paper tried (section 7.2): 16 to 128 did well with ShareGPT, only 16 and 32 with Alpaca's
+# short requests. It set 16.
 #
 # <!-- zh -->
 # 大约**每个请求半块**:(块大小 − 1) / 2,只要块比请求小得多就成立。16 时浪费 {{ empty_share(chat, 16) * 100:.1f}}%,256 时已经 {{ empty_share(chat, 256) * 100:.0f}}%。从 16 再降到 1,几乎没什么可赚的了。
 #
-# 小块也有代价:块表更长,拿块还块更频繁,内核里每次连续读得更短。vLLM 论文试过不同大小(7.2 节),定了 16。
+# 小块也有代价:块表更长,拿块还块更频繁,内核里每次连续读得更短。vLLM 论文试过(7.2 节):ShareGPT 上 16 到 128 都好,短请求的 Alpaca 上只有 16 和 32 好,于是定了 16。
 
 # %% [markdown] id="size-256"
 # Then why is nano-vllm's block 256? Not for memory: **flash-attn's paged cache takes multiples of 256 only.** Our engine
@@ -515,13 +529,13 @@ print(f"slot mapping of a decode step, 256 sequences: {decode:,} bytes")
 # > **Common misconception.** "PagedAttention makes attention faster."
 # >
 # > It computes the same sums over the same numbers, through one more lookup. The paper's own kernel was 20-26% *slower*
-# > than the contiguous one it replaced (section 7.1). What gets faster is the **engine**: more requests fit, so each
+# > than FasterTransformer's, which reads contiguous KV (section 7.1). What gets faster is the **engine**: more requests fit, so each
 # > reading of the weights serves more of them.
 #
 # <!-- zh -->
 # > **常见误解** 「PagedAttention 让注意力算得更快。」
 # >
-# > 数还是那些数,和还是那些和,只是多查一次表。论文里它自己的注意力内核比原来的连续版本**慢** 20-26%(7.1 节)。变快的是**引擎**:装得下更多请求,读一遍权重就能多服务几个。
+# > 读的数、做的运算都没变,只是多查一次表。论文自己的注意力内核,比 FasterTransformer 读连续 KV 的内核**慢** 20-26%(7.1 节)。变快的是**引擎**:装得下更多请求,读一遍权重就能多服务几个。
 
 # %% [markdown] id="negative-intro"
 # ## 8 · Where it does not help
@@ -564,7 +578,7 @@ for block in (256, 16, 1):
 # %% [markdown] id="negative-gather-read"
 # {{ at_once(full, MAX_LEN)}} and {{ at_once(full, 16)}}: blocks win back what reservation wastes, and here nothing is wasted.
 #
-# Scattering buys no read anything; single slots cost most, because each contiguous run is the shortest. So: one request
+# Scattering makes no read faster; single slots cost most, because each contiguous run is the shortest. So: one request
 # at a time, of known length, on a card with room to spare? Then the plain contiguous cache of lesson 03 is simpler and no
 # slower.
 #
@@ -619,17 +633,17 @@ for block in (256, 16, 1):
 # | 块表 | `Sequence` 里的 Python 列表 | int32 张量的一行,`BlockTable.append_row` |
 # | 槽 | `ModelRunner.prepare_prefill`、`ModelRunner.prepare_decode`,在主机上算 | `BlockTable.compute_slot_mapping`,一个 Triton 内核 |
 # | 空着的项 | `ModelRunner.prepare_block_tables` 填 −1 | 不会去读,长度说了算;补齐的**槽**是 −1 |
-# | 块大小 | 256 | 默认 16,后端同意的话 |
+# | 块大小 | 256 | 默认 16,前提是后端支持 |
 
 # %% [markdown] id="elsewhere-read"
 # Why −1 for padded slots? A CUDA graph runs a fixed number of rows; the extra ones must write **nowhere**. Slot 0 would
-# not do: it is a real token's place. Our kernels skip negative slots, and a test sees to it.
+# not do: in our pool it is a real token's place. Our kernels skip negative slots, and a test sees to it.
 #
 # vLLM keeps one buffer for all tables: a new block is appended to its request's row on the host, each step copies the rows
 # in use, and the GPU computes the slots from them.
 #
 # <!-- zh -->
-# 补齐的槽为什么是 −1?CUDA Graph 的行数是固定的,多出来的行必须**哪儿也不写**。写 0 不行:0 号槽是某个真 token 的位置。我们的内核遇到负数就跳过,有测试盯着。
+# 补齐的槽为什么是 −1?CUDA Graph 的行数是固定的,多出来的行必须**哪儿也不写**。写 0 不行:在我们的池子里,0 号槽是某个真 token 的位置。我们的内核遇到负数就跳过,有测试盯着。
 #
 # vLLM 的所有块表放在一个常驻缓冲里:新块在主机上追加到那一行,每步把用到的行拷到 GPU,槽就在 GPU 上算。
 

@@ -79,6 +79,8 @@ WRONG = {
         "no table": (lambda *a: _blocks(*a, through=False), "wrong", "These are the positions themselves"),
         "in order of memory": (lambda *a: _blocks(*a, order=True), "wrong", "in the order of the tokens"),
         "one run": (one_run, "wrong", "need not be neighbours in memory"),
+        "first and last slot": (
+            lambda *a: [(f, f + n - 1) for f, n in by_token(*a)], "wrong", "not where it ends"),
         "end included": (includes_the_end, "wrong", "One slot off at the end"),
         "no error": (lambda *a: _blocks(*a, raise_it=False), "wrong", "with ValueError instead of"),
         "slots in place of runs": (

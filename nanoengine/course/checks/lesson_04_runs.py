@@ -31,6 +31,10 @@ def run_runs(answer, case: RunsCase) -> Failure | None:
         got = call(answer, list(case.table), case.start, case.end, case.size)
     except ValueError as error:
         return None if want is None else Failure(f"{want}", f"ValueError: {error}", ROOM)
+    except IndexError as error:
+        if want is None:
+            return Failure(TOO_LONG, f"IndexError: {error}", NO_ROOM)
+        raise
     if want is None:
         return Failure(TOO_LONG, f"{got!r:.160}", NO_ROOM)
     if not _is_runs(got):
@@ -69,6 +73,8 @@ def _is_runs(got) -> bool:
 def _likely(case: RunsCase, got: list, want: list) -> Text:
     """Which known slip gives these runs, if one does."""
     slots, right = _expand(got), _expand(want)
+    if got in ([(a, a + n - 1) for a, n in want], [(a, a + n) for a, n in want]):
+        return LAST_SLOT
     if slots == right:
         return SPLIT if len(got) > len(want) else EMPTY_RUN
     if sorted(slots) == sorted(right):
@@ -94,8 +100,9 @@ def random_case(rng: random.Random) -> RunsCase:
     while len(table) < blocks:  # about half of the neighbours adjacent, as in a pool that is not quite new
         following = table[-1] + 1 if table else -1
         table.append(following if following not in (-1, *table) and rng.random() < 0.5 else _fresh(rng, table))
-    end = rng.randint(0, blocks * size + (rng.random() < 0.15))
-    return RunsCase(tuple(table), rng.randint(0, end), end, size)
+    room = blocks * size
+    end = rng.randint(0, room + (rng.random() < 0.15))
+    return RunsCase(tuple(table), rng.randint(0, min(end, room)), end, size)  # no empty span beyond the table
 
 
 def _fresh(rng: random.Random, table: list[int]) -> int:
@@ -112,7 +119,8 @@ def smaller(case: RunsCase) -> Iterator[RunsCase]:
             yield replace(case, table=case.table[1:], start=case.start - case.size, end=case.end - case.size)
     if case.end > case.start:
         yield replace(case, end=case.end - 1)
-        yield replace(case, start=case.start + 1)
+        if case.start < len(case.table) * case.size:  # an empty span beyond the table: [] or ValueError, both are right
+            yield replace(case, start=case.start + 1)
     if case.size > 1 and case.end <= len(case.table) * (case.size - 1):
         yield replace(case, size=case.size - 1)
 
@@ -155,6 +163,10 @@ SPLIT = dict(
     en="The slots are right, and there are too many runs: where one block ends and the next in the table lies directly "
     "behind it in memory, the run goes on.",
     zh="槽都对,只是段太多了:块表里的下一块如果在显存里正好接在后面,这一段就没有断。",
+)
+LAST_SLOT = dict(
+    en="The second number of a run is its number of slots, not where it ends.",
+    zh="每段的第二个数是槽的个数,不是它在哪儿结束。",
 )
 EMPTY_RUN = dict(en="The slots are right; leave out runs of length 0.", zh="槽都对;长度为 0 的段不要放进来。")
 ORDER = dict(en="These are the right slots in another order. Runs stand in the order of the tokens, not of memory.",

@@ -126,9 +126,9 @@ NEWEST = dict(
 )
 BLOCKS = dict(
     en="A request owns whole blocks, rounded up; the pool has pool_slots // block_size of them. A request that "
-    "just fills "
-    "its last block needs no further one.",
-    zh="一个请求占的是整块,向上取整;池子一共 pool_slots // block_size 块。最后一块正好写满,就不用再多一块。",
+    "just fills its last block needs no further one, and the newest token needs no slot yet.",
+    zh="一个请求占的是整块,向上取整;池子一共 pool_slots // block_size 块。最后一块正好写满,就不用再多一块;最新的 token "
+    "还不用槽。",
 )
 STATIC = dict(
     en="Static reservation keeps room for the longest answer from the start: prompt + max_tokens - 1 slots, "
