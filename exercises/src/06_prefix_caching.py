@@ -33,12 +33,12 @@ lesson("06", lang="en", torch=False)
 # %% [markdown] id="ex06a-rules"
 # `PrefixIndex(block_size, hash_function)`, where `hash_function(parent_key, tokens)` returns an int; the first parent's key is 0.
 #
-# * `insert(token_ids, blocks)`: the full blocks of these tokens are now stored in `blocks` (one id each; a part-filled last block
+# * `insert(token_ids, blocks)`: the full blocks of these tokens are now stored in `blocks` (an id each; a part-filled last block
 #   has none);
 # * `match(token_ids)` → the blocks of the longest known prefix, as a list. At least one token stays to be computed;
-# * `evict(block)`: this block gets another owner. Before any insert into it, the pool calls this.
+# * `evict(block)`: this block gets another owner. The pool calls this before any insert into it.
 #
-# Two blocks may hold the same content: keep either.
+# Two blocks may hold the same content: keep either, and all that hangs on it.
 #
 # <!-- zh -->
 # `PrefixIndex(block_size, hash_function)`,其中 `hash_function(parent_key, tokens)` 返回整数;第一块的父键是 0。
@@ -47,7 +47,7 @@ lesson("06", lang="en", torch=False)
 # * `match(token_ids)` → 最长已知前缀的块,列表。至少留一个 token 去算;
 # * `evict(block)`:这个块要换主人了。池子在重新写它之前一定会先调这个。
 #
-# 两个块可能存着同样的内容:留哪个都行。
+# 两个块可能存着同样的内容:留哪个都行,只是别把挂在它后面的弄丢。
 
 # %% [markdown] id="ex06a-hints"
 # <!-- hints ex06a -->

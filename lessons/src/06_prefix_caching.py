@@ -42,7 +42,7 @@ lesson("06", lang="en", torch=False)
 #
 # > 「两个用户发来同样的 system prompt,引擎怎么发现的?它会不会认错?」
 #
-# 大部分人答到「对 prompt 算个哈希」就停了。面试官会接着问:对**什么**算哈希?哈希一样,这块显存就敢直接给出去?没人在跑的时候,这块显存算谁的?还有,你答得这么快,外人能从里面看出什么?
+# 大部分人答到「对 prompt 算个哈希」就停了。面试官会接着问:对**什么**算哈希?哈希一样,这块显存就敢直接给出去?没人在跑的时候,这块显存算谁的?还有,有的请求回得特别快,外人能从这个「快」里看出什么?
 
 # %% [markdown] id="chat-intro"
 # ## 1 · First, the dumb version: forget everything
@@ -141,22 +141,23 @@ print(f"tokens hashed for a prompt of 8,192: anew {anew:,}, chained {chained:,}"
 # every prefix anew.
 #
 # <!-- zh -->
-# prompt 相同的地方,键就相同;从第一处不同开始,后面再也不会相同。这条链其实是**树上的一条路径**,只是没用指针写。而且每个 token 只哈希一次,比每块都从头哈希少 {{ anew / chained:.0f}} 倍。
+# prompt 相同的地方,键就相同;从第一处不同开始,后面再也不会相同。这条链其实是**树上的一条路径**,只是没用指针写。而且每个 token 只哈希一次,工作量是每块都从头哈希的 1/{{ anew / chained:.0f}}。
 
 # %% [markdown] id="yours-intro"
 # ## 3 · Your version
 #
-# `PlainPool` is lesson 05 without a cache: tables, reference counts, a free list, in 60 lines. Four places are open: what `lookup`
-# finds, what `commit` notes down, what `take` forgets; its `allocate` already **revives** found blocks out of the free list.
+# `PlainPool` is lesson 05 without a cache: tables, reference counts, a free list, in 60 lines. Three methods are open: what
+# `lookup` finds, what `commit` notes down, what `take` forgets. Its `allocate` already **revives** found blocks, out of the
+# free list. The notes come first. **Then write the three on paper before you read on.**
 #
-# First the notes, then the cache; then run A-D on the real engine and compare with the package and the oracle, token by token.
+# Does it run? Delete `take` and run A-D again: who is answered wrongly now, and why?
 #
 # <!-- zh -->
 # ## 3 · 你来写一遍
 #
-# `PlainPool` 就是第 05 课的块管理器,没有缓存:块表、引用计数、空闲链表,60 行。留了几个口子:`lookup` 查到什么,`commit` 记下什么,`take` 忘掉什么;`allocate` 已经会把查到的块从空闲链表里**捞回来**。
+# `PlainPool` 就是第 05 课的块管理器,没有缓存:块表、引用计数、空闲链表,60 行。留了三个口子:`lookup` 查到什么,`commit` 记下什么,`take` 忘掉什么;`allocate` 已经会把查到的块从空闲链表里**捞回来**。
 #
-# 先写记录本,再写缓存;然后插进真引擎跑一遍 A-D,和包里的、和标准答案逐 token 比较。
+# 先是记录本。**看完它停一下,三个方法自己在纸上写一遍,再往下看。** 跑通之后,把 `take` 删掉再跑一遍 A-D:这回谁的答案错了?为什么?
 
 # %% id="notes"
 from dataclasses import dataclass
@@ -187,6 +188,7 @@ class Notes(PlainPool):
         note = self.notes.get(key)
         return note if note and self.same(note, parent, tokens) else None
 
+    # Three choices, made the simple way: section 4 changes the second and the third, section 10 the first.
     root = staticmethod(lambda seq: 0)  # where a chain begins
     hash_function = staticmethod(lambda parent_key, tokens: hash((parent_key, tokens)))
     same = staticmethod(lambda note, parent, tokens: True)  # equal keys: trust the hash
@@ -240,14 +242,15 @@ print("steps:", steps, "and", their_steps)
 # Is it right, or were we lucky? Serve prompts one after another and compare each answer with `expected_output`. SlotRunner's
 # next token is a hash of everything gathered through the block table: **a false hit shows as a wrong token**.
 #
-# First: no chain. Each block keyed by its own tokens alone. **Predict** what the second prompt gets.
+# From here on a letter is a **block**: A is [1, 1, 1, 1]. First: no chain, each block keyed by its own tokens alone.
+# **Predict** what the second prompt gets.
 #
 # <!-- zh -->
 # ## 4 · 故意弄坏它
 #
 # 它是真的对,还是运气好?一条一条地喂 prompt,每条都和 `expected_output` 比。SlotRunner 的下一个 token 是顺着块表收集到的一切的哈希:**假命中会直接变成错 token**。
 #
-# 先把链拆掉:每块只用自己的 token 做键。**先预测**第二条 prompt 会拿到什么。
+# 这一节里,字母指的是**块**:A 就是 [1, 1, 1, 1]。先把链拆掉:每块只用自己的 token 做键。**先预测**第二条 prompt 会拿到什么。
 
 # %% id="no-chain"
 def serve(engine, prompt, new=1):
@@ -347,17 +350,17 @@ trial(BlockManager(12, 4, hash_function=colliding(A, C)), A + B + [7], C + [7], 
 # whole prefix is equal. The hash only *finds* quickly; it is never believed.
 #
 # <!-- zh -->
-# 这就是数学归纳法:第一块比过 token;后面每条记录都用一个**永不重用**的编号指明父记录(用块号不行,块会换主人)。父记录对、token 也对,整段前缀就对。哈希只负责**找得快**,从来不需要**被相信**。
+# 这就是数学归纳法:第一块比过 token;后面每条记录都用一个**永不重用**的编号指明父记录(用块号不行,块会换主人)。父记录对、token 也对,整段前缀就对。哈希只负责**找得快**,对不对,从来不由它说了算。
 
 # %% [markdown] id="source-intro"
 # ## 5 · Open the source
 #
-# The same in the package. Find the line that compares, and the `- 1`.
+# The same in the package. The marked lines you know: the `- 1` and the comparison. What do the others do that yours did not?
 #
 # <!-- zh -->
 # ## 5 · 打开源码
 #
-# 包里的写法。先找到做比较的那一行,再找那个 `- 1`。
+# 包里的写法。标出来的两行你已经认识:那个 `- 1`,还有那次比较。其余几行,哪些是你的版本里没有的?
 
 # %% id="show-lookup"
 show(BlockManager.lookup, highlight=("content.parent_id != parent", "- 1"))
@@ -365,13 +368,13 @@ show(BlockManager.lookup, highlight=("content.parent_id != parent", "- 1"))
 # %% [markdown] id="lookup-walk"
 # * `_key` keeps (hash, token bytes) on the sequence: tokens never change, so a waiting request is hashed once, however often the
 #   scheduler looks.
-# * Two sequences may compute the same content at the same time. `content.blocks` lists all copies; one **in use** is preferred, as it
-#   costs no free block.
+# * `Content` is your `Note` with a *list* of blocks: two sequences may compute the same thing at the same time. A copy **in use**
+#   is preferred, as it costs no free block.
 # * `lookup` changes nothing: admission may still say no.
 #
 # <!-- zh -->
 # * `_key` 把(哈希,token 字节)存在序列上:token 不会变,排队的请求不管被调度器看多少眼,都只哈希一次。
-# * 两条序列可能同时各算一份同样的内容。`content.blocks` 记着所有副本,优先给**正在用**的那份,因为不占空闲块。
+# * `Content` 就是你的 `Note`,只是块有**一串**:两条序列可能同时各算出一份。优先给**正在用**的那份,不占空闲块。
 # * `lookup` 什么都不改:准入那一关还可能说不行。
 
 # %% id="show-commit"
@@ -379,13 +382,14 @@ show(BlockManager.commit, highlight="self._forget")
 
 # %% [markdown] id="commit-walk"
 # `commit` comes **after the step has landed**. Before that the KV is not written yet: a note made at allocation would promise
-# memory that holds rubbish. So two equal prompts in one step share nothing.
+# memory that holds rubbish. So two equal prompts in one step share nothing. And it goes on where it stopped, at
+# `num_committed_blocks`; yours walks the whole sequence at every step.
 #
 # On a collision the newer content wins, and the older one's blocks lose their note. Its children stay in the map, but their parent's number is
 # gone for good: nobody can reach them.
 #
 # <!-- zh -->
-# `commit` 在**这一步落地之后**才做。在那之前 KV 还没写,提前记账等于把一块垃圾许诺出去。所以同一步里的两条相同 prompt,互相沾不上光。
+# `commit` 在**这一步落地之后**才做。在那之前 KV 还没写,提前记账等于把一块垃圾许诺出去。所以同一步里的两条相同 prompt,互相沾不上光。它还从上次停下的 `num_committed_blocks` 接着走;你那版每一步都从头走一遍。
 #
 # 撞上了,新内容留下,旧内容的块丢掉记录。旧内容的子块还在表里,可它们的父编号再也不会出现:谁也走不到那里去。
 
@@ -413,17 +417,19 @@ engine = LLMEngine(EngineConfig(watermark=0.0), runner=SlotRunner(8, 4))
 with record(engine) as trace:
     for prompt in (system + [1, 2, 3], other, system + [9] * 3, list(range(60, 80)), other):
         serve(engine, prompt)
+for letter, step in zip("ABCDE", trace.steps):
+    print(f"{letter}'s block table:", *step["block_tables"].values())
 keyframes(trace, 5, panes=("pool",))
 
 # %% [markdown] id="evict-read"
-# Dashed: free, but its content is known.
+# Dashed: free, but its content is known (whose, an earlier frame says). A block table shows the order of taking.
 #
-# * **C** gets blocks 0 and 1 back out of the free list: **revival**. Nobody held them, their content was still known.
+# * **C** gets blocks 0 and 1 back out of the free list: **revival**. Nobody held them.
 # * **D** takes 5, 6, 7 first: never full, nothing to lose. Then 4 and 3: the longest unused are B's, **tail first**.
 # * So **E** finds B's head (block 2): one block of three. Had the head gone first, the two that remained would have been out of reach.
 #
 # <!-- zh -->
-# 虚线框:空闲,但内容还认得。
+# 虚线框:空闲,但内容还认得(是谁的,往前翻几帧)。块表里的先后,就是拿块的先后。
 #
 # * **C** 从空闲链表里捞回 0、1 号块:这叫**复活**。没人占着,内容还认得。
 # * **D** 先拿 5、6、7:没写满过,丢了不心疼。再拿 4、3:最久没用的是 B 的,而且**先拿尾巴**。
@@ -439,12 +445,12 @@ keyframes(trace, 5, panes=("pool",))
 # %% [markdown] id="full-hit-intro"
 # ## 7 · Why does a full hit still compute?
 #
-# The same prompt twice, 9 tokens, then 8, block size 4. **Predict** how many tokens come from the cache the second time.
+# The same prompt twice, block size 4: with 7 tokens, with 8, with 9. **Predict** how many tokens come from the cache the second time.
 #
 # <!-- zh -->
 # ## 7 · 全部命中,为什么还要算?
 #
-# 同一条 prompt 发两遍,先试 9 个 token,再试 8 个,块大小 4。**先预测**:第二遍有几个 token 来自缓存?
+# 同一条 prompt 发两遍,块大小 4,长度分别取 7、8、9。**先预测**:第二遍各有几个 token 来自缓存?
 
 # %% id="full-hit"
 for length in (7, 8, 9):
@@ -526,14 +532,14 @@ for name in ("document first", "question first"):
 # ## 9 · Where it does not help
 #
 # Users take turns. Each sends the same 64 tokens of system prompt, then 128 of their own, again and again; the pool has 64 blocks of
-# 16. One user needs about 9 blocks of their own.
+# 16. So each leaves 8 full blocks of their own behind, and all share 4.
 #
 # **Predict** the hit rate with 4, 7, 8 and 10 users. Does it fall gently?
 #
 # <!-- zh -->
 # ## 9 · 它帮不上忙的地方
 #
-# 几个用户轮流来。每人都发同样的 64 个 token 的 system prompt,再加自己的 128 个,一遍又一遍;池子 64 块,每块 16。一个用户自己要占 9 块左右。
+# 几个用户轮流来。每人都发同样的 64 个 token 的 system prompt,再加自己的 128 个,一遍又一遍;池子 64 块,每块 16。也就是说,每个用户留下自己的 8 个满块,另有 4 块大家共用。
 #
 # **先预测**:4 个、7 个、8 个、10 个用户,命中率各是多少?是慢慢往下降吗?
 
@@ -552,12 +558,13 @@ lines(list(rates), {"hit rate": [100 * rate for rate in rates.values()]},
 # %% [markdown] id="cliff-read"
 # It falls off a cliff: {{ rates[7]:.0%}} with 7 users, {{ rates[8]:.0%}} with 8, {{ rates[10]:.0%}} with 10. Least-recently-used has its worst
 # case in a **cycle**: whatever you come back for was thrown out just before. What stays is the system prompt, which each request touches.
+# (The slow rise before: from the second user on, even a first visit finds the system prompt.)
 #
 # No gain either: prompts that differ from the first token on; shared heads shorter than a block; long answers to short prompts. The
 # price in these cases is small: hashing.
 #
 # <!-- zh -->
-# 不是慢慢降,是断崖:7 个用户 {{ rates[7]:.0%}},8 个 {{ rates[8]:.0%}},10 个 {{ rates[10]:.0%}}。LRU 最怕**转圈**:你回来要的,总是刚刚被扔掉的。还留得住的只有 system prompt,因为每个请求都碰它一下。
+# 不是慢慢降,是断崖:7 个用户 {{ rates[7]:.0%}},8 个 {{ rates[8]:.0%}},10 个 {{ rates[10]:.0%}}。LRU 最怕**转圈**:你回来要的,总是刚刚被扔掉的。还留得住的只有 system prompt,因为每个请求都碰它一下。(前面那段缓升:从第二个用户起,头一次来也能命中 system prompt。)
 #
 # 还有几种也没用:从第一个 token 就不同;相同的开头不足一块;短 prompt、长回答。这些情况的代价倒是很小:白算几次哈希。
 
@@ -662,14 +669,14 @@ print("the victim's own second request:", again.num_cached_tokens, "tokens from 
 # | 盐 | 没有 | 请求里的 `cache_salt` | 没有 |
 
 # %% [markdown] id="elsewhere-read"
-# vLLM keeps no tokens to compare: with a 256-bit cryptographic hash nobody knows how to make a collision. It offers xxHash as well,
-# and its documentation warns of just what section 4 showed. It, too, leaves the last token to compute, frees the tail first and
+# vLLM keeps no tokens to compare: with a 256-bit cryptographic hash nobody knows how to make a collision. It offers xxHash (128 bits) as
+# well, and its documentation warns of just what section 4 showed. It, too, leaves the last token to compute, frees the tail first and
 # puts blocks without a hash at the front of the queue.
 #
 # SGLang keeps a radix tree of tokens in place of hashes: no collisions, any length, more to maintain.
 #
 # <!-- zh -->
-# vLLM 不留 token 来比:256 位的加密哈希,没人会造碰撞。它也提供 xxHash,配置说明里警告的正是第 4 节那种事。它同样留最后一个 token 来算,同样先放尾巴,没有哈希的块也同样排到队首。
+# vLLM 不留 token 来比:256 位的加密哈希,没人会造碰撞。它也提供 xxHash(128 位),配置说明里警告的正是第 4 节那种事。它同样留最后一个 token 来算,同样先放尾巴,没有哈希的块也同样排到队首。
 #
 # SGLang 不用哈希,存的是一棵 token 的基数树:没有碰撞,长度不限于整块,但维护起来更麻烦。
 

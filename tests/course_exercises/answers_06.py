@@ -182,6 +182,26 @@ class FirstBlockOnly(_Choices):
         super().insert(token_ids[: self.block_size], blocks)
 
 
+class NumbersAnew(_Choices):
+    """Each insert writes new notes, also where the content is known: prompts of one family undo each other."""
+
+    known = True
+
+    def agree(self, *rest):
+        return self.known and super().agree(*rest)
+
+    def insert(self, token_ids, blocks):
+        self.known = False
+        super().insert(token_ids, blocks)
+        self.known = True
+
+
+class NoEvict:
+    def __init__(self, block_size, hash_function):
+        self.index = _Choices(block_size, hash_function)
+        self.insert, self.match = self.index.insert, self.index.match
+
+
 class NoHash(KeepsWholePrefix):
     def _keys(self, token_ids):
         for i in range(1, len(token_ids) // self.size + 1):
@@ -280,6 +300,8 @@ WRONG = {
         "never forgets": (NeverForgets, "wrong", "evict must forget"),
         "hashes the rest": (HashesTheRest, "wrong", "never a half-full one"),
         "first block only": (FirstBlockOnly, "wrong", "give each block of an insert its note"),
+        "numbers anew": (NumbersAnew, "wrong", "keep the number of a note"),
+        "no evict": (NoEvict, "wrong", "needs all three"),
         "no hash": (NoHash, "wrong", "The exercise is about the chain"),
         "None": (NoneForNothing, "wrong", "[] where there is none"),
         "the package's": (AsksThePackage, "imported", "BlockManager.commit"),

@@ -76,6 +76,9 @@ class Truth:
 def run_index(answer, case: IndexCase) -> Failure | None:
     function, truth = Hash(case.hash_name, case.block_size), Truth(case.block_size)
     index = call(answer, case.block_size, function)
+    missing = [name for name in ("insert", "match", "evict") if not callable(getattr(index, name, None))]
+    if missing:
+        return Failure("a class with the methods insert, match and evict", f"no {' and no '.join(missing)}", METHODS)
     for number, (kind, *rest) in enumerate(case.operations, 1):
         where = f"operation {number}"
         if kind == "insert":
@@ -197,6 +200,7 @@ BOUNDARIES: tuple[IndexCase, ...] = (
     IndexCase((match("A"),)),
     IndexCase((insert("", rest=1), match("A"))),  # nothing full
     IndexCase((insert("AB", 4, 2), match("AB"), match("AC"), match("B"), match("BB"))),
+    IndexCase((insert("AB", 0, 1), insert("AC", 2, 3), match("AB"), match("AC"))),  # a family: A's note is kept
     IndexCase((insert("AB", 4, 2, rest=0), match("AB", rest=0))),  # the last token is left to compute
     IndexCase((insert("ABC", 0, 1, 2), ("evict", 1), match("ABC"))),  # the chain is broken in its middle
     IndexCase((insert("AB", 0, 1), ("evict", 0), insert("C", 0), match("AB"), match("CB"))),
@@ -211,9 +215,11 @@ BOUNDARIES: tuple[IndexCase, ...] = (
 
 SHAPE = dict(en="match returns the blocks of the longest known prefix, in order, as a list; [] where there is none.",
              zh="match 返回最长已知前缀的块,按顺序,是个列表;没有就返回 []。")  # fmt: skip
-LEAVE_ONE = dict(en="The logits come from computing the last token: look only at full blocks among the first len - "
-                 "1 tokens.",
-                 zh="logits 要靠算最后一个 token 得到:只看前 len - 1 个 token 里的满块。")  # fmt: skip
+METHODS = dict(en="The class needs all three; indent them like __init__, inside the class.",
+               zh="三个方法都要有,缩进和 __init__ 对齐,写在类里面。")  # fmt: skip
+LEAVE_ONE = dict(en="The logits come from computing the last token (section 7): look only at full blocks among the "
+                 "first len - 1 tokens.",
+                 zh="logits 要靠算最后一个 token 得到(第 7 节):只看前 len - 1 个 token 里的满块。")  # fmt: skip
 NO_HASH = dict(en="The exercise is about the chain: find a note by hash_function(parent key, tokens of the block).",
                zh="这道题练的就是链:用 hash_function(上一块的键, 这一块的 token) 来找记录。")  # fmt: skip
 NOT_A_BLOCK = dict(en="Hash one full block at a time, together with the key of the block before; never a half-full "
@@ -221,12 +227,13 @@ NOT_A_BLOCK = dict(en="Hash one full block at a time, together with the key of t
                    zh="一次只哈希一个满块,外加上一块的键;没写满的不要哈希。")  # fmt: skip
 MISSED = dict(
     en="These blocks were inserted and nothing of their chain was evicted since. Walk from the first block to the "
-    "first "
-    "miss, and give each block of an insert its note.",
-    zh="这些块存过,整条链上也没有谁被驱逐。从第一块走到第一个没命中为止;insert 的每一块都要有记录。",
+    "first miss; give each block of an insert its note; and keep the number of a note that is there already, or its "
+    "children lose their parent.",
+    zh="这些块存过,整条链上也没有谁被驱逐。从第一块走到第一个没命中为止;insert 的每一块都要有记录;"
+    "已经有记录的,编号别换,换了它的子块就找不到父亲了。",
 )
-EVICTED = dict(en="That block was evicted, or never stored: evict must forget every note that names it.",
-               zh="那个块已经被驱逐(或者从没存过):evict 要忘掉所有提到它的记录。")  # fmt: skip
+EVICTED = dict(en="That block was evicted (section 6), or never stored: evict must forget every note that names it.",
+               zh="那个块已经被驱逐(第 6 节),或者从没存过:evict 要忘掉所有提到它的记录。")  # fmt: skip
 TOKENS = dict(en="Other tokens, same key: a collision in the block itself. Compare the note's tokens before you "
               "believe it.",
               zh="键一样,token 不一样:块自己撞了。信一条记录之前,先比它的 token。")  # fmt: skip
