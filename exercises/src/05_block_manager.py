@@ -21,8 +21,8 @@ lesson("05", lang="en")
 # %% [markdown] id="ex05a"
 # ## 05a · The new-block boundary
 #
-# The lesson's `grow` is all or nothing. A scheduler that verifies drafts would rather take **what there is**: if not all
-# wanted tokens get a slot, then as many as do.
+# The lesson's `grow` is all or nothing. A scheduler that checks several guessed tokens in one step (*drafts*, lesson 14)
+# would rather take **what there is**: if not all wanted tokens get a slot, then as many as do.
 #
 # Write `grow_by(computed, wanted, owned, free, block_size)` → `(blocks, tokens)`: how many blocks to take, and for how many of
 # the wanted tokens there is a slot then.
@@ -30,18 +30,19 @@ lesson("05", lang="en")
 # <!-- zh -->
 # ## 05a · 新块的边界
 #
-# 课里的 `grow` 要么全给、要么不给。要验证草稿的调度器更愿意**有多少拿多少**:想要的 token 不能都有槽,那就能有几个算几个。
+# 课里的 `grow` 要么全给、要么不给。如果一步要验证好几个猜出来的 token(**草稿**,第 14 课),调度器更愿意**有多少拿多少**:槽不够分,就够几个算几个。
 #
 # 写 `grow_by(computed, wanted, owned, free, block_size)` → `(blocks, tokens)`:要拿几块;拿了之后,想要的 token 里有几个有槽。
 
 # %% [markdown] id="ex05a-rules"
-# * `computed` tokens are written, into the first of `owned` blocks; `free` blocks are left in the pool.
+# * The sequence owns `owned` blocks; `computed` tokens are written, from the first slot on. `free` blocks are left in the
+#   pool.
 # * As many tokens as possible, at most `wanted`; for them as few blocks as possible.
 # * Any block size from 1 on. A sequence may own more blocks than it has filled: it keeps them.
 # * Examples, block size 4: `(8, 1, 2, 5)` → `(1, 1)`; `(6, 9, 2, 1)` → `(1, 6)`.
 #
 # <!-- zh -->
-# * 已写 `computed` 个 token,放在手里 `owned` 块的前面部分;池子里还空 `free` 块。
+# * 这条序列手里有 `owned` 块,从第一个槽起写了 `computed` 个 token;池子里还有 `free` 块空着。
 # * token 尽量多,最多 `wanted` 个;为此拿的块尽量少。
 # * 块大小从 1 起都要对。手里的块可能比写满的多:留着就好。
 # * 例(块大小 4):`(8, 1, 2, 5)` → `(1, 1)`;`(6, 9, 2, 1)` → `(1, 6)`。

@@ -20,8 +20,8 @@
 #
 # 这一课结束时你会拿到
 #
-# 1. 说得出块管理器的三个数据结构,以及任何时刻都成立的几条规矩;
-# 2. 说得清什么时候要新块,为什么用向上取整,而不是看余数;
+# 1. 能说出块管理器的三个数据结构,以及任何时刻都成立的几条规矩;
+# 2. 能讲清什么时候要新块,为什么用向上取整,而不是看余数;
 # 3. 「这张卡能放几条序列」,随便什么卡、什么模型都能答。
 
 # %% id="env" tags=["varies"]
@@ -47,7 +47,7 @@ lesson("05", lang="en")
 #
 # 「显存除以最长序列的大小」,答的是另一个问题:**如果每条都长到头**,能放几条。哪部分显存?多长的序列?还有,谁来保证发给这一条的块,没有别人还在读?
 #
-# 引擎里得有一个人每一步都清楚这些。它就一个文件,连前缀缓存在内大约 240 行。
+# 这些事,引擎里得有一个角色每一步都心里有数。它就一个文件,连前缀缓存在内大约 240 行。
 
 # %% [markdown] id="naive-intro"
 # ## 1 · First, a dumb version
@@ -64,7 +64,9 @@ lesson("05", lang="en")
 #
 # **先预测**:一张卡有 7 万块,几乎都在用。拿一块要多久?池子变大,它怎么涨?
 
-# %% id="naive"
+# %% id="naive" tags=["varies"]
+import time
+
 class Owners:
     def __init__(self, num_blocks):
         self.owner = [None] * num_blocks
@@ -77,8 +79,6 @@ class Owners:
     def free(self, name):
         self.owner = [None if owner == name else owner for owner in self.owner]
 
-# %% id="naive-cost" tags=["varies"]
-import time
 
 def microseconds(action, *args):
     times = []
@@ -95,15 +95,16 @@ for num_blocks in (12, 700, 70_000):
     print(f"{num_blocks:6} blocks: take {take:7.1f} us, free {free:7.1f} us")
 
 # %% [markdown] id="naive-read"
-# Both grow with the pool, and the pool does not grow because one request does. A decode step of 256 sequences takes 16
-# blocks (of 16 tokens) on average; the host's whole budget for such a step is half a millisecond.
+# Both grow with the pool, and the pool has nothing to do with this request. At 256 sequences and blocks of 16 tokens, a
+# decode step takes 16 blocks on average. Multiply: `take` alone costs tens of times the half millisecond that the host
+# has for the whole step.
 #
-# That is the small problem. The large one: **an array of owners has room for one name a block.**
+# That is the small problem. The large one: **an array of owners has room for one name a block.** What that costs:
 #
 # <!-- zh -->
-# 两个都随池子变大而变慢,可池子大小和这个请求毫无关系。256 条序列的一步 decode 平均要拿 16 块,而主机这一步的全部预算是半毫秒。
+# 两个都随池子变大而变慢,可池子多大和这个请求毫无关系。256 条序列、每块 16 个 token,一步 decode 平均要拿 16 块。乘一下:主机整个一步的预算是半毫秒,光 `take` 就超了几十倍。
 #
-# 这还是小毛病。大毛病是:**归属数组里,一块只写得下一个名字。**
+# 这还是小毛病。大毛病是:**归属数组里,一块只写得下一个名字。** 代价有多大,算一下:
 
 # %% id="naive-share"
 def blocks(tokens, size):
@@ -129,7 +130,7 @@ print(f"sharing {system}: {system + 100 * (own - system):,}")
 # <!-- zh -->
 # ## 2 · 三个结构
 #
-# | 结构 | 回答什么 | 一项是 |
+# | 结构 | 回答什么 | 每项存 |
 # | --- | --- | --- |
 # | **块表**,每条序列一张 | 我的 token 在哪? | 块号 |
 # | **引用计数**,每块一个 | 有几张块表写着它? | 整数 |
@@ -138,31 +139,25 @@ print(f"sharing {system}: {system + 100 * (own - system):,}")
 # 拿块还块都是 O(1)。两张块表都写着的块,计数是 2,等**第二个**放手才算空闲。
 
 # %% [markdown] id="laws"
-# Four laws tie them together. They hold between any two calls, whatever happened before:
+# Four laws, the pool's **invariants**, hold between any two calls:
 #
 # 1. free + in use = all blocks;
 # 2. a block's count = the number of tables that name it;
 # 3. count 0 ⇔ it stands in the free list, once;
-# 4. a block that is shared is never written.
+# 4. a shared block is never written.
 #
-# Most memory bugs of engines break one of the four. So the package can check them at any time.
+# Below, the package checks them at every step. **Predict:** A-D (prompts of 10, 6, 14, 20 tokens) share 12 blocks of 4. In
+# step 1 C finds A's first 8 tokens in the cache, and D starts. Which blocks have count 2? Is any free?
 #
 # <!-- zh -->
-# 四条规矩把它们拴在一起。不管之前发生过什么,任意两次调用之间都成立:
+# 四条规矩(**不变量**)把三者拴在一起。任意两次调用之间都成立:
 #
 # 1. 空闲 + 在用 = 全部;
 # 2. 一块的计数 = 写着它的块表数;
 # 3. 计数为 0 ⇔ 它在空闲链表里,而且只出现一次;
 # 4. 共享的块,绝不写入。
 #
-# 引擎里的显存 bug,多半是破了其中一条。所以包里随时可以查这四条。
-
-# %% [markdown] id="watch-intro"
-# The running example. **Predict** for step 1, in which C finds A's first 8 tokens in the cache: which blocks have count
-# 2? And is anything left in the free list?
-#
-# <!-- zh -->
-# 还是那个例子。**先预测**第 1 步(C 在缓存里找到 A 的前 8 个 token):哪几块的计数是 2?空闲链表里还剩什么?
+# 下面每一步都会用包里的方法把四条查一遍。**先预测**:A-D 的 prompt 是 10、6、14、20 个 token,一共 12 块,每块 4 格。第 1 步,C 在缓存里找到 A 的前 8 个 token,D 也进来了。哪几块的计数是 2?还有空闲的吗?
 
 # %% id="watch"
 from nanoengine.course.example import REQUESTS, example_engine
@@ -184,7 +179,7 @@ for step in trace[:5]:
 # <!-- zh -->
 # 0 号和 1 号块计数是 2:A 写的,A 和 C 的块表都写着。池子一块不剩。
 #
-# 第 3 步 A 和 B 各要一块。最晚进来的 D 交出五块,**尾巴**(11 号)先还。A 拿走 11,B 拿走 10,空闲链表剩下 `{{ trace[3]['free'] }}`:D 的头最后才会再发出去。为什么是这个顺序?到第 06 课就要紧了。
+# 第 3 步 A 和 B 各要一块。最晚进来的 D 交出五块,**尾巴**(11 号)先还。A 拿走 11,B 拿走 10,空闲链表剩下 `{{ trace[3]['free'] }}`:D 的头最后才会再发出去。为什么是这个顺序?第 06 课见分晓。
 
 # %% id="watch-3"
 player(trace, panes=("why", "pool", "table"))
@@ -208,13 +203,13 @@ show(BlockManager.allocate, lines=("for block in cached", "seq.num_computed_toke
 
 # %% [markdown] id="allocate-read"
 # Shared blocks first: if nobody held one it leaves the free list, and its count goes up. Then fresh ones for *all* the
-# rest of the prompt.
+# rest of the prompt. (`capacity` is the number of its slots: the scheduler calls `grow` only when a step needs more.)
 #
 # All at once, though the prompt may be computed in chunks over many steps: a prefill that got stuck halfway would hold
 # blocks and give nothing (lesson 08).
 #
 # <!-- zh -->
-# 先是共享的块:没人占着的,先从空闲链表里摘出来,再把计数加一。剩下的 prompt **一次**拿齐新块。
+# 先是共享的块:没人占着的,先从空闲链表里摘出来,再把计数加一。剩下的 prompt **一次**拿齐新块。(`capacity` 是手里一共几个槽;这一步放不下了,调度器才来调 `grow`。)
 #
 # prompt 可能要分很多步算,块却一次拿齐:prefill 卡在半路最糟,占着块又出不了活(第 08 课)。
 
@@ -228,24 +223,25 @@ show(BlockManager.free, doc=False, highlight=["reversed", "-= 1", "if not self.r
 # `grow`: the line with `missing =` is the whole question "does it need a block?". All or nothing: on `False` nothing has
 # changed; the scheduler preempts somebody and asks again.
 #
-# `free`: each block loses **one** reference, and only at zero joins the free list. The last lines make a second `free`
-# harmless: the table is empty by then. It is *replaced* (`= []`), not cleared: a step in flight may still read the old list.
+# `free`: each block loses **one** reference, and joins the free list only at zero: at the back, or at the front if it
+# holds nothing of use. The empty table makes a second `free` harmless. It is *replaced* (`= []`), not cleared: a step in
+# flight may still read the old list.
 #
 # <!-- zh -->
 # `grow`:`missing =` 那一行就是「要不要新块」的全部。要么全给,要么不给:返回 `False` 时什么都没动,调度器去抢占别人,再来问一次。
 #
-# `free`:每块只减**一个**引用,减到 0 才进空闲链表。最后几行让第二次 `free` 也无害:那时块表已经空了。块表是**换掉**(`= []`),不是清空:正在飞的那一步可能还拿着旧列表在读。
+# `free`:每块只减**一个**引用,减到 0 才进空闲链表:一般排到队尾,里面没有可用内容的插到队首。最后块表变空,再来一次 `free` 也无害。块表是**换掉**(`= []`),不是清空:正在飞的那一步可能还拿着旧列表在读。
 
 # %% [markdown] id="yours-intro"
 # ## 4 · Your version
 #
 # A block manager without a prefix cache, on the engine's own protocol: seven methods. `LLMEngine` takes the class as it is.
-# First the easy half; then `grow` and `free`, in which every line is one of the four laws.
+# First the easy half; then `grow` and `free`, which keep the four laws. Write them yourself before you read mine.
 #
 # <!-- zh -->
 # ## 4 · 你来写一遍
 #
-# 写一个不带前缀缓存的块管理器,接口就是引擎用的那套,七个方法。`LLMEngine` 直接收这个类。先写容易的一半;再写 `grow` 和 `free`,每一行都对应四条规矩中的一条。
+# 写一个不带前缀缓存的块管理器,接口就是引擎用的那套,七个方法。`LLMEngine` 直接收这个类。先写容易的一半;再写 `grow` 和 `free`,四条规矩全靠它们守。先自己写,再看下面的。
 
 # %% id="my-pool"
 from collections import deque
@@ -265,7 +261,7 @@ class MyPool:
     def lookup(self, seq):
         return []  # shares nothing
 
-    def can_allocate(self, seq, cached, reserve=0):
+    def can_allocate(self, seq, cached, reserve=0):  # reserve: blocks to leave to others
         needed = blocks(len(seq.token_ids), self.block_size) - len(cached)
         return needed + reserve <= len(self.unused)
 
@@ -295,7 +291,7 @@ def grow(self, seq, num_tokens):
 def free(self, seq):
     for block in reversed(seq.block_table):
         self.refs[block] -= 1
-        if not self.refs[block]:            # nobody is left
+        if not self.refs[block]:            # nobody is left; no cache, so to the front
             self.unused.appendleft(block)
     seq.block_table, seq.capacity = [], 0   # a second free finds nothing
 
@@ -334,7 +330,9 @@ class Sharing(MyPool):
     def lookup(self, seq):
         best, size = [], self.block_size
         for other in self.holders.values():
+            # full blocks that are written; at least one token is left to compute
             most = min(other.num_computed_tokens, len(seq.token_ids) - 1) // size
+            # the first of them that differs
             same = next((i for i in range(most) if seq.token_ids[i * size : (i + 1) * size]
                          != other.token_ids[i * size : (i + 1) * size]), most)
             best = max(best, other.block_table[:same], key=len)
@@ -402,12 +400,12 @@ print("step 7, tables of A and B:", *tables[7][:2])
 #
 # nano-vllm asks `len(seq) % block_size == 1`. The package asks whether
 # ceil((computed + scheduled) / size) > len(table). **Predict:** for which block sizes do the two agree when one token is
-# decoded? And when three are written at once, as after accepted drafts?
+# decoded? And when three are written at once, as when guessed tokens (*drafts*, lesson 14) are accepted?
 #
 # <!-- zh -->
 # ## 5 · 什么时候要新块?
 #
-# nano-vllm 问的是 `len(seq) % block_size == 1`。包里问的是 ceil((已算 + 本步要算) / 块大小) > len(块表)。**先预测**:一次 decode 一个 token,块大小取几的时候两种问法一致?要是一次写三个 token(比如接受了草稿)呢?
+# nano-vllm 问的是 `len(seq) % block_size == 1`。包里问的是 ceil((已算 + 本步要算) / 块大小) > len(块表)。**先预测**:一次 decode 一个 token,块大小取几的时候两种问法一致?要是一次写三个 token(比如接受了几个猜中的**草稿** token,第 14 课)呢?
 
 # %% id="ceiling"
 def disagree(size, at_once, upto=60):
@@ -416,7 +414,7 @@ def disagree(size, at_once, upto=60):
     for computed in range(1, upto, at_once):
         known = computed + 1                             # the newest token has no KV yet
         needs = max(0, blocks(computed + at_once, size) - owned)
-        if (known % size == 1) != needs:
+        if (known % size == 1) != needs:                 # True is 1 block, False is 0
             wrong.append(known)
         owned += needs
     return len(wrong), wrong[:1]
@@ -459,7 +457,7 @@ def delete_many(free_list, wanted):
     for block in wanted:
         del free_list[block]
 
-wanted = range(60_000, 60_064)  # a prefix of 64 blocks, in the middle of 67,000 free ones
+wanted = range(33_000, 33_064)  # a prefix of 64 blocks, in the middle of 67,000 free ones
 for make, action in ((deque, remove_many), (OrderedDict.fromkeys, delete_many)):
     free_list = make(range(67_000))
     start = time.perf_counter()
@@ -488,7 +486,7 @@ for make, action in ((deque, remove_many), (OrderedDict.fromkeys, delete_many)):
 #
 # 满块不会再写,怎么共享都安全。**分叉**不一样(一个 prompt 采好几份,或者 beam search):两边都要从**同一个没写满的块**接着写,而规矩 4 说共享的块不能写。
 #
-# **先预测**:父序列写了 6 个 token,块大小 4。两个孩子各追加一个 token。要拷贝几块?
+# **先预测**:分叉前写了 6 个 token,块大小 4。分叉后两边各追加一个 token。要拷贝几块?
 
 # %% id="cow"
 kv, refs, spare = [None] * 16, [0] * 4, [2, 3]   # four blocks of 4 slots
@@ -536,7 +534,7 @@ for table, letter in ((first, "r"), (second, "p")):
 # * **blocks** = room ÷ bytes of a block;
 # * **sequences** = blocks ÷ blocks of *one* sequence, at the length they really have.
 #
-# Start without the middle term of the first line. Change card and model as you like.
+# Leave the step out for now; section 9 measures it. Change card and model as you like.
 #
 # <!-- zh -->
 # ## 8 · 算笔账:这张 GPU 能放几条序列?
@@ -547,7 +545,7 @@ for table, letter in ((first, "r"), (second, "p")):
 # * **块数** = 余量 ÷ 一块的字节数;
 # * **序列数** = 块数 ÷ **一条**序列的块数,按它们真实的长度。
 #
-# 第一行里「最大的一步」先不算。卡和模型随便换。
+# 第一行里「最大的一步」先不算,第 9 节再量。卡和模型随便换。
 
 # %% id="ledger"
 from nanoengine.model.config import NAMED_CONFIGS
@@ -573,12 +571,12 @@ for name in ("qwen3-0.6b", "qwen3-8b"):
 # divide by your mean." (`max_num_seqs` may bind first.)
 #
 # The interviewers' favourite: Llama-2-70B on 8 cards of 80 GB. 80 layers, 8 KV heads of 128, bf16. **Predict** the KV bytes of
-# a token, and what each card stores of it.
+# a token, and what each card stores of it if the heads are split over the cards.
 #
 # <!-- zh -->
 # 同一张卡,可以是 {{ kv_blocks(80 * GIB, 'qwen3-8b') // blocks(500, 16):,}} 条,也可以是 {{ kv_blocks(80 * GIB, 'qwen3-8b') // blocks(32768, 16)}} 条。所以老实的回答要先反问:**它们多长?** 然后再说:「8B 模型、80 GiB 的卡,大约 {{ kv_blocks(80 * GIB, 'qwen3-8b') * 16 / 10000:.0f}} 万个 token,除以你的平均长度。」(`max_num_seqs` 可能先卡住。)
 #
-# 面试官最爱问的:Llama-2-70B,8 张 80 GB 的卡。80 层,8 个 128 维的 KV head,bf16。**先预测**:一个 token 的 KV 多少字节?每张卡存其中多少?
+# 面试官最爱问的:Llama-2-70B,8 张 80 GB 的卡。80 层,8 个 128 维的 KV head,bf16。**先预测**:一个 token 的 KV 多少字节?按 head 分到 8 张卡,每张存多少?
 
 # %% id="seventy"
 token = 2 * 80 * 8 * 128 * 2
@@ -591,17 +589,17 @@ print(f"room {room / 1e9:.0f} GB = {room / token / 1e6:.2f} million tokens, "
 # %% [markdown] id="profile-intro"
 # ## 9 · Estimate against measurement
 #
-# A real engine does not estimate the middle term. It runs the **largest step it may ever run** once, before the pool
+# A real engine does not guess what a step needs. It runs the **largest step it may ever run** once, before the pool
 # exists, and looks at the peak. Below, what `nanoengine` measured on an H200, and what the estimate says.
 #
-# **Predict:** does it matter more how many *tokens* a step may have, or how many *rows*?
+# **Predict:** does it matter more how many *tokens* a step may have, or how many *rows* (sequences that get a next token)?
 #
 # <!-- zh -->
 # ## 9 · 估算与实测
 #
-# 真引擎不估那一项。它在池子建好之前,把**可能遇到的最大一步**真跑一遍,看显存峰值。下面是 `nanoengine` 在 H200 上量到的,和估算对一对。
+# 最大的一步要多少,真引擎不猜。它在池子建好之前,把**可能遇到的最大一步**真跑一遍,看显存峰值。下面是 `nanoengine` 在 H200 上量到的,和估算对一对。
 #
-# **先预测**:一步最多几个 **token**,和一步最多几**行**,哪个影响更大?
+# **先预测**:一步最多几个 **token**,和一步最多几**行**(有几条序列要采下一个 token),哪个影响更大?
 
 # %% id="profile"
 # Recorded 2026-11-29 on one NVIDIA H200, torch 2.11.0: bf16, utilization 0.9, blocks of 16,
@@ -623,25 +621,26 @@ for (name, tokens), (step_bytes, measured) in RECORD.items():
 # {{ abs(kv_blocks(H200, 'qwen3-8b', 9_184_177_049) / 46_068 * 100 - 100):.1f}}%. (The rest: the CUDA context and
 # what the driver holds.)
 #
-# Sixteen times the tokens cost 3% more. What costs are the **rows**: 1,024 of them, each with 151,936 logits, several
-# copies in fp32 while sampling. On your own card: `LLM("qwen3-8b", load_format="dummy").engine.block_manager.num_blocks`.
+# Sixteen times the tokens cost 3% more. What costs are the **rows**: 1,024 of them with 151,936 logits each are
+# {{ 1024 * 151_936 * 4 / 1e9:.2f}} GB in fp32, and the step needs room for {{ 9_128_695_654 / (1024 * 151_936 * 4):.0f}} such tables: a sort for top-k and top-p
+# makes copies, and its indices take 8 bytes each. On your own card: `LLM("qwen3-8b", load_format="dummy").engine.block_manager.num_blocks`.
 #
 # <!-- zh -->
 # 粗估多了 {{ kv_blocks(H200, 'qwen3-8b') / 46_068 * 100 - 100:.0f}}%;减去那一步,误差就只剩 {{ abs(kv_blocks(H200, 'qwen3-8b', 9_184_177_049) / 46_068 * 100 - 100):.1f}}%。(剩下的是 CUDA 上下文和驱动占的。)
 #
-# token 多 16 倍,只多占 3%。真正费显存的是**行**:1024 行,每行 151,936 个 logits,采样时 fp32 还要好几份。在你自己的卡上量:`LLM("qwen3-8b", load_format="dummy").engine.block_manager.num_blocks`。
+# token 多到 16 倍,只多占 3%。真正费显存的是**行**:1024 行,每行 151,936 个 logits,fp32 一份就是 {{ 1024 * 151_936 * 4 / 1e9:.2f}} GB,而这一步要的是 {{ 9_128_695_654 / (1024 * 151_936 * 4):.0f}} 份的地方:top-k、top-p 要排序,排序要拷贝,下标每个还占 8 字节。在你自己的卡上量:`LLM("qwen3-8b", load_format="dummy").engine.block_manager.num_blocks`。
 
 # %% [markdown] id="misconception"
 # > **Common misconception.** "`gpu_memory_utilization=0.9` gives 90% of the card to the KV cache."
 # >
-# > It is a **ceiling for everything** in use on the card: weights, the step's peak, the context, and in this engine what
-# > *other processes* hold, too. KV gets the rest. From 0.90 to 0.95, an 8B model on a 24 GiB card gets not 5% but
+# > It is a **ceiling for everything** in use on the card: weights, the step's peak, CUDA's context, and in this engine what
+# > *other processes* hold, too. KV gets the rest. From 0.90 to 0.95, an 8B model on a 24 GiB card (2 GB for the step) gets not 5% but
 # > {{ kv_blocks(24 * GIB, 'qwen3-8b', 2e9, 0.95) / kv_blocks(24 * GIB, 'qwen3-8b', 2e9, 0.9) * 100 - 100:.0f}}% more KV: the weights are paid for already.
 #
 # <!-- zh -->
 # > **常见误解** 「`gpu_memory_utilization=0.9` 就是 90% 的显存给 KV cache。」
 # >
-# > 它是卡上**所有占用的上限**:权重、一步的峰值、上下文,在我们这个引擎里还包括**别的进程**占的。剩下的才归 KV。24 GiB 的卡跑 8B 模型,从 0.90 提到 0.95,KV 多的不是 5%,而是 {{ kv_blocks(24 * GIB, 'qwen3-8b', 2e9, 0.95) / kv_blocks(24 * GIB, 'qwen3-8b', 2e9, 0.9) * 100 - 100:.0f}}%:权重那份早就付过了。
+# > 它是卡上**所有占用的上限**:权重、一步的峰值、CUDA 上下文,在我们这个引擎里还包括**别的进程**占的。剩下的才归 KV。24 GiB 的卡跑 8B 模型(一步算 2 GB),从 0.90 提到 0.95,KV 多的不是 5%,而是 {{ kv_blocks(24 * GIB, 'qwen3-8b', 2e9, 0.95) / kv_blocks(24 * GIB, 'qwen3-8b', 2e9, 0.9) * 100 - 100:.0f}}%:权重那份早就付过了。
 
 # %% [markdown] id="negative-intro"
 # ## 10 · Where it does not help
@@ -655,23 +654,23 @@ for (name, tokens), (step_bytes, measured) in RECORD.items():
 # 那显存说了算,多买点?**先预测**:A-D,池子从 7 块到 48 块。从多大开始,再加也省不下一步?
 
 # %% id="negative"
-for num_blocks in (7, 8, 10, 12, 14, 16, 24, 48):
+for num_blocks in (7, 8, 10, 11, 12, 14, 16, 24, 48):
     engine = example_engine(num_blocks=num_blocks)
     steps = sum(1 for _ in engine.run())
     preempted = engine.scheduler.num_preemptions
-    print(f"{num_blocks:2} blocks: {steps:2} steps, {preempted} preemptions")
+    print(f"{num_blocks:2} blocks: {steps:2} steps, preemptions: {preempted}")
 
 # %% [markdown] id="negative-read"
 # At 16 nobody is preempted any more; from there on, more blocks buy **nothing**: 12 steps is A's and B's own length.
 # Beyond that the limit is somewhere else (the batch, the budget, bandwidth).
 #
-# And look at 11 against 12 yourself: with 11 blocks D is not let in early, so nobody is preempted, yet it takes a step
-# longer. Preemptions are a symptom, not the cost.
+# And look at 11 against 12: with 11 blocks D is not let in early, so nobody is preempted, yet it takes a step longer.
+# Preemptions are a symptom, not the cost.
 #
 # <!-- zh -->
 # 16 块起就没人被抢占了;再往上,多给的块**一点用都没有**:12 步就是 A 和 B 自己的长度。这时卡住的是别的(batch、预算、带宽)。
 #
-# 再自己试试 11 块和 12 块:11 块时 D 进不来,没人被抢占,反而多一步。抢占次数是症状,不是代价本身。
+# 再比比 11 块和 12 块:11 块时 D 早早进不来,没人被抢占,反而多一步。抢占次数是症状,不是代价本身。
 
 # %% [markdown] id="elsewhere"
 # ## 11 · What vLLM and nano-vllm do here
@@ -683,6 +682,10 @@ for num_blocks in (7, 8, 10, 12, 14, 16, 24, 48):
 # | free list | a deque | `FreeKVCacheBlockQueue.remove` is O(1) |
 # | how many | `ModelRunner.allocate_kv_cache` | `Worker.determine_available_memory` |
 #
+# Both run the largest step and look at the peak. vLLM sets one block aside, the *null block*, for places that a sliding
+# window has left. It admits a prompt if all of it would fit now, but takes blocks for *this step*; others may eat the
+# rest. Ours takes all at once.
+#
 # <!-- zh -->
 # ## 11 · vLLM 和 nano-vllm 在这里怎么做
 #
@@ -692,18 +695,8 @@ for num_blocks in (7, 8, 10, 12, 14, 16, 24, 48):
 # | 要新块吗 | `BlockManager.can_append`:余 1 | `SingleTypeKVCacheManager.allocate_new_blocks`:向上取整 |
 # | 空闲链表 | deque | `FreeKVCacheBlockQueue.remove` 是 O(1) |
 # | 一共几块 | `ModelRunner.allocate_kv_cache` | `Worker.determine_available_memory` |
-
-# %% [markdown] id="elsewhere-read"
-# Both measure: run the largest step, look at the peak, give the rest of the share to KV. vLLM takes one block out of the
-# pool at start-up, the *null block*, as a placeholder in tables whose window has moved on; so of N blocks N − 1 serve.
 #
-# vLLM takes blocks for the tokens of *this step*; our engine takes a prompt's all at once. Both are sound; ours cannot
-# get stuck in mid-prefill.
-#
-# <!-- zh -->
-# 两家都是实测:跑最大的一步,看峰值,份额里剩下的给 KV。vLLM 启动时从池子里先拿走一块当**空块**(null block),给滑动窗口已经移走的位置占位;所以 N 块里能用的是 N − 1 块。
-#
-# vLLM 按**这一步**要算的 token 拿块;我们按整段 prompt 一次拿齐。两种都说得通,我们这种不会卡在 prefill 半路。
+# 两家都是跑一遍最大的一步,看峰值。vLLM 先从池子里拿走一块当**占位块**(null block),填在滑动窗口已经移走的位置上。接纳一条 prompt 时,它会看整段现在放不放得下,但只拿**这一步**要用的块,剩下的可能被别人拿走;我们一次拿齐。
 
 # %% [markdown] id="recall-intro"
 # ## A · Whiteboard, three minutes

@@ -50,6 +50,10 @@ def forgets_the_open_block(computed, wanted, owned, free, size):
     return -(-tokens // size), tokens
 
 
+def the_other_way_round(computed, wanted, owned, free, size):
+    return tuple(by_divmod(computed, wanted, owned, free, size)[::-1])
+
+
 def asks_the_check(computed, wanted, owned, free, size):
     from nanoengine.course.checks.lesson_05_grow import GrowCase, written
 
@@ -67,6 +71,7 @@ WRONG = {
         "all or nothing": (_grow(partial=False), "wrong", "takes what there is"),
         "no bound": (_grow(bound=False), "wrong", "More tokens than slots"),
         "open block forgotten": (forgets_the_open_block, "wrong", "x size - computed"),
+        "swapped": (the_other_way_round, "wrong", "The other way round"),
         "one number": (lambda *a: 1, "wrong", "Return (blocks to take"),
         "asks the check": (asks_the_check, "imported", "written"),
     }
@@ -168,6 +173,19 @@ class StillLeaks(FaultyPool):
         return freed
 
 
+class RefusesTheLast(Careful):
+    def allocate(self, name, count):
+        if count >= self.num_free:
+            raise ValueError("too few")
+        return super().allocate(name, count)
+
+
+class SharesUncounted(Careful):
+    def share(self, name, other, count):
+        self.tables[name] = self.tables[other][:count]
+        return self.tables[name]
+
+
 class ReturnsTheTable(Careful):
     def release(self, name):
         size = len(self.tables.get(name, []))
@@ -201,6 +219,8 @@ WRONG["ex05b"] = {
     "raises": (Raises, "wrong", "gives back none"),
     "still leaks": (StillLeaks, "wrong", "ask before you take"),
     "whole table": (ReturnsTheTable, "wrong", "not all of the table"),
+    "refuses the last": (RefusesTheLast, "wrong", "refuses too early"),
+    "shares uncounted": (SharesUncounted, "wrong", "counts from allocate or share on"),
     "never frees": (NeverFrees, "wrong", "how many blocks became free"),
     "asks the check": (AsksTheCheck, "imported", "Promises.give"),
 }

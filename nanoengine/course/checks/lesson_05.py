@@ -20,17 +20,16 @@ GROW = Exercise(
             zh="先定 token 数,再定块数。假如把空闲的块全拿来,一共有几个槽?其中用掉了几个?",
         ),
         dict(
-            en="`tokens = min(wanted, (owned + free) * block_size - computed)`. The blocks follow from "
-            "`computed + tokens`, "
-            "rounded up.",
-            zh="`tokens = min(wanted, (owned + free) * block_size - computed)`。块数由 `computed + tokens` 向上"
-            "取整得到。",
+            en="`(6, 9, 2, 1)` with size 4: (2 + 1) × 4 = 12 slots, 6 are used, so 6 of the 9 tokens get one. Then 12 "
+            "tokens are written: they fill 3 blocks, 2 are owned, so take 1. Now say it with names.",
+            zh="`(6, 9, 2, 1)`,块大小 4:一共 (2 + 1) × 4 = 12 个槽,用了 6 个,所以 9 个 token 里只有 6 个有槽。这样"
+            "一共写了 12 个,要 3 块,手里有 2 块,再拿 1 块。把数字换成变量名。",
         ),
         dict(
-            en="`-(-(computed + tokens) // block_size) - owned`, but never below 0: a sequence may own more "
-            "than it has "
-            "filled.",
-            zh="`-(-(computed + tokens) // block_size) - owned`,但不能小于 0:一条序列手里的块可能比写满的多。",
+            en="`tokens = min(wanted, (owned + free) * block_size - computed)`; blocks: `-(-(computed + tokens) // "
+            "block_size) - owned`, but never below 0: a sequence may own more than it has filled.",
+            zh="`tokens = min(wanted, (owned + free) * block_size - computed)`;块数 `-(-(computed + tokens) // "
+            "block_size) - owned`,但不能小于 0:一条序列手里的块可能比写满的多。",
         ),
     ),
     run=grow.run_grow,

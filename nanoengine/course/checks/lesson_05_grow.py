@@ -59,6 +59,8 @@ def written(case: GrowCase) -> tuple[int, int]:
 def _likely(case: GrowCase, got: tuple, want: tuple) -> Text:
     """Which known slip gives this answer, if one does."""
     blocks, tokens = got
+    if got[::-1] == want:
+        return SWAPPED
     if blocks < 0:
         return OWNED
     if tokens == want[1]:
@@ -114,6 +116,8 @@ BOUNDARIES = (
 
 SHAPE = dict(en="Return (blocks to take, tokens that get a slot), two whole numbers.",
              zh="返回 (要拿几块, 几个 token 有槽),两个整数。")  # fmt: skip
+SWAPPED = dict(en="The other way round: first the blocks to take, then the tokens that get a slot.",
+               zh="顺序反了:先是要拿的块数,再是有槽的 token 数。")  # fmt: skip
 OWNED = dict(
     en="A negative number of blocks: the sequence owns more than it needs (a rejected draft leaves that). Then "
     "it takes "

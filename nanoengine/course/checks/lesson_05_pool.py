@@ -112,7 +112,7 @@ def run_pool(answer, case: PoolCase) -> Failure | None:
             failure = _allocate(pool, promises, name, *rest, where)
         if failure is None and pool.num_free != promises.unowned:
             why = LEAK if pool.num_free < promises.unowned else TWICE
-            failure = Failure(f"{promises.unowned} blocks free", f"{where} num_free is {pool.num_free}", why)
+            failure = Failure(f"num_free {promises.unowned}", f"{where} num_free is {pool.num_free}", why)
         if failure is not None:
             return failure
     return None
@@ -175,15 +175,30 @@ def random_case(rng: random.Random) -> PoolCase:
 
 
 def smaller(case: PoolCase) -> Iterator[PoolCase]:
-    """Without one operation; with fewer blocks asked for."""
+    """Without one operation; with fewer blocks asked for.
+
+    A cut must not make a stranger of a request that is released: any answer that looks it up without care fails on that
+    alone, and the learner would see this in place of the double free.
+    """
     operations = case.operations
     for i, operation in enumerate(operations):
-        yield PoolCase(operations[:i] + operations[i + 1 :], case.num_blocks)
+        without = operations[:i] + operations[i + 1 :]
+        if _strangers(without) <= _strangers(operations):
+            yield PoolCase(without, case.num_blocks)
         if isinstance(operation[-1], int) and operation[-1] > 1:
             less = (*operation[:-1], operation[-1] - 1)
             yield PoolCase((*operations[:i], less, *operations[i + 1 :]), case.num_blocks)
     if case.num_blocks > 1:
         yield PoolCase(operations, case.num_blocks - 1)
+
+
+def _strangers(operations: tuple[tuple, ...]) -> int:
+    """How many releases are of a request that never had a block."""
+    known, count = set(), 0
+    for kind, name, *_ in operations:
+        count += kind == "release" and name not in known
+        known.add(name)
+    return count
 
 
 def show(case: PoolCase) -> str:
@@ -230,9 +245,16 @@ LEAK = dict(
     "before you take.",
     zh="有些块没人占,空闲链表里却没有。allocate 失败时必须一切照旧:先问够不够,再拿。",
 )
-LOST = dict(en="Enough blocks are free, counted by who has what, but the pool does not know: some were lost before.",
-            zh="按「谁手里有什么」来数,空闲块是够的,池子却不知道:之前丢了几块。")  # fmt: skip
-COUNT = dict(en="release returns how many blocks became free: those whose last holder this was, not all of the table.",
-             zh="release 返回的是**变成空闲**的块数:最后一个占用者放手的才算,不是整张块表。")  # fmt: skip
+LOST = dict(
+    en="Enough blocks are free, counted by who has what. Either allocate refuses too early (count == free "
+    "still fits), or some blocks were lost before.",
+    zh="按「谁手里有什么」来数,空闲块是够的。要么 allocate 拒绝得太早(正好够也是够),要么之前丢了几块。",
+)
+COUNT = dict(
+    en="release returns how many blocks became free: those whose last holder this was, not all of the table. (A holder "
+    "counts from allocate or share on.)",
+    zh="release 返回的是**变成空闲**的块数:最后一个占用者放手的才算,不是整张块表。"
+    "(allocate 和 share 都要把自己计进去。)",
+)
 SHARE = dict(en="share begins the new table with the first `count` blocks of the other one, in order.",
              zh="share 让新块表以另一张块表的前 `count` 块开头,顺序不变。")  # fmt: skip
