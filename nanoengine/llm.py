@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from nanoengine.model.resolve import resolve_model
 from nanoengine.model.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from nanoengine.outputs import RequestOutput
 from nanoengine.prompts import conversations, params_list, prompt_list, prompt_parts
+from nanoengine.rebinding import about_to_be_replaced
 from nanoengine.sampling_params import SamplingParams
 
 PARTS = ("scheduler", "block_manager", "runner", "sampler", "attention_backend", "observer")
@@ -37,7 +39,8 @@ class LLM:
         max_model_len: by default what the model was trained for.
     parts: your own scheduler, block_manager, runner, sampler, attention_backend or observer.
 
-    Not thread-safe: call it from one thread at a time.
+    Not thread-safe: call it from one thread at a time. A notebook line ``llm = LLM()`` that runs again
+    closes the LLM that the name held before.
     Errors: TypeError for an unknown keyword; ValueError or an error that names file and tensor.
     """
 
@@ -60,7 +63,11 @@ class LLM:
             parts |= {"model": files}
             if "attention_backend" in parts:
                 parts["attention"] = parts.pop("attention_backend")
-        self.engine: LLMEngine | None = LLMEngine(self.config, **parts)
+        self.engine: LLMEngine | None = None
+        replaced = about_to_be_replaced(LLM, sys._getframe(1))
+        if replaced is not None:
+            replaced.close()
+        self.engine = LLMEngine(self.config, **parts)
 
     def generate(self, prompts, sampling_params=None, *, use_tqdm: bool = True) -> list[RequestOutput]:
         """Complete each prompt; outputs in the order of the prompts.
