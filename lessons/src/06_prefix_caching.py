@@ -188,7 +188,7 @@ class Notes(PlainPool):
         note = self.notes.get(key)
         return note if note and self.same(note, parent, tokens) else None
 
-    # Three choices, made the simple way: section 4 changes the second and the third, section 10 the first.
+    # Three simple choices: section 4 changes the second and the third, section 10 the first.
     root = staticmethod(lambda seq: 0)  # where a chain begins
     hash_function = staticmethod(lambda parent_key, tokens: hash((parent_key, tokens)))
     same = staticmethod(lambda note, parent, tokens: True)  # equal keys: trust the hash
@@ -291,8 +291,8 @@ trial(NoChain(12, 4), A + B + [7], B + [7])
 
 # %% id="collide-block"
 def colliding(a, c):
-    """A hash under which just the blocks a and c collide, whatever came before them."""
-    twin = {tuple(c): tuple(a), array("q", c).tobytes(): array("q", a).tobytes()}  # the package hashes bytes
+    """A hash under which just the blocks a and c collide: as tuples, and as bytes for the package."""
+    twin = {tuple(c): tuple(a), array("q", c).tobytes(): array("q", a).tobytes()}
     return lambda parent_key, tokens: hash((parent_key, twin.get(tokens, tokens))) % 2**64
 
 def with_collision(cache_class):
@@ -484,8 +484,8 @@ from nanoengine.viz.plots import lines
 remembering = chat(LLMEngine(EngineConfig(), runner=SlotRunner(100, 16)))
 print("prompt tokens computed:", remembering, "in all", sum(remembering))
 qwen = NAMED_CONFIGS["qwen3-0.6b"]
-layers = qwen.num_parameters() - qwen.vocab_size * qwen.hidden_size  # the head runs for the last token only
-flops_a_token = 2 * layers                                           # matrix products; attention comes on top
+layers = qwen.num_parameters() - qwen.vocab_size * qwen.hidden_size  # the head runs once a prompt
+flops_a_token = 2 * layers  # matrix products; attention comes on top
 block_mib = 16 * qwen.kv_bytes_per_token(2) / 2**20
 saved = sum(forgetful) - sum(remembering)
 print(f"tokens not computed            {saved:8,} of {sum(forgetful):,}")
@@ -525,8 +525,8 @@ for name in ("document first", "question first"):
     for user in range(4):
         question = [900 + user] * 20
         serve(engine, document + question if name == "document first" else question + document)
-    pool = engine.block_manager
-    print(f"{name}: {pool.num_hit_tokens / pool.num_queried_tokens:4.0%} of the prompt tokens from the cache")
+    hits, asked = engine.block_manager.num_hit_tokens, engine.block_manager.num_queried_tokens
+    print(f"{name}: {hits / asked:4.0%} of the prompt tokens from the cache")
 
 # %% [markdown] id="cliff-intro"
 # ## 9 · Where it does not help
