@@ -582,9 +582,10 @@ for name in ("qwen3-0.6b", "qwen3-8b"):
 token = 2 * 80 * 8 * 128 * 2
 room = 8 * 80e9 * 0.9 - 70e9 * 2
 print(f"KV of a token: {token / 2**10:.0f} KiB, one head a card: {token / 8 / 2**10:.0f} KiB")
-# 16 cards: more ranks than heads, each head lies on two, and KV memory stops growing (lesson 13)
 print(f"room {room / 1e9:.0f} GB = {room / token / 1e6:.2f} million tokens, "
       f"{room / token / 4096:.0f} sequences of 4,096")
+# 16 cards, 8 heads: each head lies on two cards, and a card gains only what its weights give back (lesson 13)
+print(f"on 16 cards {(80e9 * 0.9 - 140e9 / 16) / (token / 8) / 1e6:.2f} million, not twice as many")
 
 # %% [markdown] id="profile-intro"
 # ## 9 · Estimate against measurement
