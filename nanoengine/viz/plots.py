@@ -1,6 +1,7 @@
 """Plots for lessons, one call each. Each is the value of a cell and carries its alternative text.
 
-Labels are ASCII: matplotlib's own font has no Chinese characters. The alternative text is in the reader's language.
+Labels and alternative text are in the reader's language: a lesson writes its labels in English, and ``chart_words``
+says them in Chinese.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from dataclasses import dataclass
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedFormatter
 
+from nanoengine.viz import han
+from nanoengine.viz.chart_words import in_chinese
 from nanoengine.viz.frames import image, language
 from nanoengine.viz.state import History
 from nanoengine.viz.svg import OKABE_ITO
@@ -69,11 +73,14 @@ class Plot:
 
     def svg(self) -> str:
         """The figure as SVG; the same figure gives the same text."""
+        # Fractions of a hundredth are lost to no reader, and a third of the size is saved.
+        return re.sub(r"(\d+\.\d{2})\d+", r"\1", han.draw(self.fig, self._save))
+
+    def _save(self) -> str:
         buffer = io.StringIO()
         with matplotlib.rc_context(_STYLE):
             self.fig.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight", pad_inches=0.12)
-        # Whole units are lost to no reader, and a third of the size is saved.
-        return re.sub(r"(\d+\.\d{2})\d+", r"\1", buffer.getvalue())
+        return buffer.getvalue()
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
         return {"text/html": f"<div>{image(self.svg(), self.alt)}</div>", "text/plain": self.alt}
@@ -104,7 +111,7 @@ def tokens_per_step(trace: Sequence[dict], *, title: str = "Tokens per step") ->
                label="decode", width=0.85)  # fmt: skip
         if budget <= 4 * max(totals):
             ax.set_ylim(0, budget * 1.08)
-            ax.axhline(budget, color="#1d2330", linestyle="--", linewidth=1, label=f"budget {budget}")
+            ax.axhline(budget, color="#1d2330", linestyle="--", linewidth=1, label=_label(f"budget {budget}"))
         _legend(ax)
     values = {"prefill": sum(counts["prefill"]), "decode": sum(counts["decode"]), "most": max(totals)}
     return figure_alt(fig, _alt("tokens", steps=len(steps), budget=budget, **values))
@@ -120,11 +127,11 @@ def blocks_in_use(trace: Sequence[dict] | Mapping[str, Sequence[dict]], *, title
             steps = History(run).steps
             used = [step["num_blocks"] - len(step["free"]) for step in steps]
             look = {"color": COLOURS[i % 6], "linestyle": _LINES[i % 6], "linewidth": 2}
-            ax.step(range(len(used)), used, where="post", label=_ascii(name), **look)
+            ax.step(range(len(used)), used, where="post", label=_label(name), **look)
             total = steps[0]["num_blocks"]
             text = _alt("blocks", steps=len(used), most=max(used), total=total, last=used[-1])
-            texts.append(text if len(named) == 1 else f"{name}: {text}")
-        ax.axhline(total, color="#1d2330", linestyle=":", linewidth=1, label=f"pool {total}")
+            texts.append(text if len(named) == 1 else f"{_label(name)}: {text}")
+        ax.axhline(total, color="#1d2330", linestyle=":", linewidth=1, label=_label(f"pool {total}"))
         ax.set_ylim(0, total * 1.08)
         _legend(ax)
     return figure_alt(fig, " ".join(texts))
@@ -138,14 +145,15 @@ def bars(values: Mapping[str, float], *, unit: str, title: str, alt: str | None 
     with matplotlib.rc_context(_STYLE):
         fig, ax = _axes(title, unit, "", height=0.8 + 0.42 * len(names))
         drawn = ax.barh(range(len(names)), numbers, color=COLOURS[0], height=0.62)
-        ax.set_yticks(range(len(names)), [_ascii(name) for name in names])
+        ax.set_yticks(range(len(names)))
+        ax.yaxis.set_major_formatter(FixedFormatter([_label(name) for name in names]))
         ax.invert_yaxis()
         ax.grid(False, axis="y")
         ax.grid(True, axis="x")
-        ax.bar_label(drawn, [f"{_ascii(_number(n))} {_ascii(unit)}" for n in numbers], padding=4)
+        ax.bar_label(drawn, [f"{_label(_number(n))} {_label(unit)}" for n in numbers], padding=4)
         ax.margins(x=0.18)
-    listed = ", ".join(f"{name} {_number(n)} {unit}" for name, n in values.items())
-    return figure_alt(fig, alt or _alt("bars", title=title, values=listed))
+    listed = ", ".join(f"{_label(name)} {_number(n)} {_label(unit)}" for name, n in values.items())
+    return figure_alt(fig, alt or _alt("bars", title=_label(title), values=listed))
 
 
 def lines(
@@ -165,7 +173,7 @@ def lines(
     with matplotlib.rc_context(_STYLE):
         fig, ax = _axes(title, xlabel, ylabel)
         for i, (name, ys) in enumerate(series.items()):
-            ax.plot(x, ys, label=_ascii(name), color=COLOURS[i % 6], linestyle=_LINES[i % 6], marker=_MARKERS[i % 6],
+            ax.plot(x, ys, label=_label(name), color=COLOURS[i % 6], linestyle=_LINES[i % 6], marker=_MARKERS[i % 6],
                     markersize=5, linewidth=2)  # fmt: skip
         if logx:
             ax.set_xscale("log", base=2)
@@ -174,17 +182,17 @@ def lines(
             ax.set_yscale("log")
         if len(series) > 1:
             _legend(ax)
-    ranges = [_ALT[language()]["range"].format(name=name, first=_number(ys[0]), last=_number(ys[-1]))
+    ranges = [_ALT[language()]["range"].format(name=_label(name), first=_number(ys[0]), last=_number(ys[-1]))
               for name, ys in series.items()]  # fmt: skip
-    return figure_alt(fig, alt or _alt("lines", title=title, values="; ".join(ranges)))
+    return figure_alt(fig, alt or _alt("lines", title=_label(title), values="; ".join(ranges)))
 
 
 def _axes(title: str, xlabel: str, ylabel: str, height: float = 3.2):
     fig = Figure(figsize=(7.6, height))
     ax = fig.add_subplot()
-    ax.set_title(_ascii(title))
-    ax.set_xlabel(_ascii(xlabel))
-    ax.set_ylabel(_ascii(ylabel))
+    ax.set_title(_label(title))
+    ax.set_xlabel(_label(xlabel))
+    ax.set_ylabel(_label(ylabel))
     ax.set_axisbelow(True)
     ax.grid(True, axis="y")
     return fig, ax
@@ -202,7 +210,11 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"
 
 
-def _ascii(text: str) -> str:
-    if not str(text).isascii():
-        raise ValueError(f"{text!r} is not ASCII: matplotlib's font cannot draw it; put it into the text or alt")
-    return str(text)
+def _label(text: str) -> str:
+    """The text as the picture says it, in the reader's language."""
+    text = str(text)
+    said = in_chinese(text) if language() == "zh" else text
+    strange = [c for c in said if not (c.isascii() or c in "×²³µ–·" or han.is_wide(c))]
+    if strange:
+        raise ValueError(f"{said!r}: {strange[0]!r} may be in no font that draws this; put it into the text or alt")
+    return said

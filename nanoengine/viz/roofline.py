@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib
 
 from nanoengine.viz.frames import language
-from nanoengine.viz.plots import _LINES, _MARKERS, _STYLE, COLOURS, Plot, _ascii, _axes, figure_alt
+from nanoengine.viz.plots import _LINES, _MARKERS, _STYLE, COLOURS, Plot, _axes, _label, figure_alt
 from nanoengine.viz.words import typeset
 
 _WORDS = {
@@ -45,11 +45,11 @@ def roofline(
             look = {"color": COLOURS[i % 6], "linestyle": _LINES[i % 6]}
             corner = peak / bandwidth
             xs = sorted({span[0], corner, span[1]})
-            ax.plot(xs, [reach(x, bandwidth, peak) for x in xs], label=_ascii(name), linewidth=2, **look)
+            ax.plot(xs, [reach(x, bandwidth, peak) for x in xs], label=_label(name), linewidth=2, **look)
             for label, x in dots.get(name, {}).items():
                 y = reach(x, bandwidth, peak)
                 ax.plot([x], [y], marker=_MARKERS[i % 6], markersize=7, color=COLOURS[i % 6])
-                ax.annotate(_ascii(label), (x, y), textcoords="offset points", xytext=(6, -12), fontsize=11)
+                ax.annotate(_label(label), (x, y), textcoords="offset points", xytext=(6, -12), fontsize=11)
             texts.append(_describe(name, bandwidth, peak, dots.get(name, {})))
         ax.set_xscale("log")
         ax.set_yscale("log")
@@ -72,5 +72,5 @@ def _span(machines: Mapping, dots: Mapping) -> Sequence[float]:
 def _describe(name: str, bandwidth: float, peak: float, labelled: Mapping[str, float]) -> str:
     words = _WORDS[language()]
     values = {"bandwidth": f"{bandwidth / 1e9:.3g}", "peak": f"{peak / 1e12:.3g}", "ridge": f"{peak / bandwidth:.3g}"}
-    listed = ", ".join(words["dot"].format(label=label, x=f"{x:.3g}") for label, x in labelled.items())
-    return words["roof"].format(name=name, **values) + listed + "."
+    listed = ", ".join(words["dot"].format(label=_label(label), x=f"{x:.3g}") for label, x in labelled.items())
+    return words["roof"].format(name=_label(name), **values) + listed + "."
