@@ -21,7 +21,8 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
 def _add_offline(kinds) -> None:
     text = (
         "On a CPU: tokens per second beside Hugging Face generate, same prompts, same run (fp32, greedy). On a GPU: "
-        "nano-vllm's workload of 256 requests on random weights, beside the card's roofline (--model names a shape)."
+        "nano-vllm's workload of 256 requests on random weights, beside the card's roofline and Hugging Face generate "
+        "in static batches (--model names a shape)."
     )
     offline = kinds.add_parser("offline", help="tokens per second beside Hugging Face generate", description=text)
     offline.add_argument("--model", help="a folder, a .gguf file, a repo id (default: the embedded model)")
@@ -31,6 +32,8 @@ def _add_offline(kinds) -> None:
     offline.add_argument("--threads", type=int, default=2, metavar="N", help="CPU threads of each engine (default: 2)")
     offline.add_argument("--cpu", action="store_true", help="the CPU's measurement also where a GPU is")
     offline.add_argument("--no-hf", action="store_true", help="our engine alone")
+    offline.add_argument("--hf-batch", type=int, default=128, metavar="N",
+                         help="on a GPU: size of Hugging Face's static batches (default: 128)")  # fmt: skip
     offline.add_argument("--no-first-token", action="store_true", help="do not time fresh processes")
     offline.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
     offline.set_defaults(run=run_offline)

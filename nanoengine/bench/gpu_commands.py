@@ -33,7 +33,8 @@ def run_throughput(args) -> int:
     """``bench offline`` on a GPU: nano-vllm's workload."""
     from nanoengine.bench.gpu import throughput
 
-    return _measure(args, lambda: throughput(args.model or "qwen3-0.6b", args.runs))
+    hf_batch = None if args.no_hf else args.hf_batch
+    return _measure(args, lambda: throughput(args.model or "qwen3-0.6b", args.runs, hf_batch))
 
 
 def run_latency(args) -> int:

@@ -61,20 +61,12 @@ def compare(found, wanted, bound):
 
 def huggingface_logits(name, wanted, prompt_len, dtype):
     """Logits of transformers' own model with the same dummy weights, one forward pass a text, in float32."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
+    from nanoengine.bench.peers import huggingface_model
     from nanoengine.model.config import NAMED_CONFIGS
     from nanoengine.model.weights import dummy_weights
 
     c = NAMED_CONFIGS[name]
-    shape = dict(
-        vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size,
-        num_hidden_layers=c.num_hidden_layers, num_attention_heads=c.num_attention_heads, head_dim=c.head_dim,
-        num_key_value_heads=c.num_key_value_heads, max_position_embeddings=c.max_position_embeddings,
-        rms_norm_eps=c.rms_norm_eps, rope_theta=c.rope_theta, tie_word_embeddings=c.tie_word_embeddings,
-    )  # fmt: skip
-    kind = "qwen3" if c.qk_norm else "llama"
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape), attn_implementation="eager")
+    model = huggingface_model(c, "cpu", torch.float32, "eager")
     weights = dict(dummy_weights(c, dtype=dtype, device="cuda"))
     missing, unexpected = model.cuda().load_state_dict({k: w.float() for k, w in weights.items()}, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
