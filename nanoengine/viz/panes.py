@@ -160,7 +160,7 @@ def _widths(tokens: list[int], budget: int, width: float) -> tuple[list[float], 
 def _segment(c: Canvas, state: State, lang: str, row: dict, x: float, y: float, w: float, h: float) -> None:
     phase_box(c, row["kind"], x + 0.5, y + 0.5, w - 1, h - 1, number_of(state, row["seq"]))
     name, tokens = state.letters[row["seq"]], f"{row['tokens']:,}"
-    full, short = f"{label(lang, row['kind'])} {tokens}", f"{row['kind'][0].upper()} {tokens}"
+    full, short = f"{label(lang, row['kind'])} {tokens}", tokens  # not "D 1": that would read as request D
     middle = x + w / 2
     if text_width(full, 11) + 8 <= w:
         c.text(middle, y + 15, name, 12, bold=True, anchor="middle")
