@@ -68,7 +68,7 @@ check("ex02a", globals())
 # %% [markdown] id="ex02b"
 # ## 02b · q, k, v in one matrix
 #
-# A checkpoint yields `(name, array)` pairs, each once, in any order, of all layers. Write
+# A checkpoint yields `(name, array)` pairs of all layers, each once, in any order (an iterator: one pass only). Write
 # `pack_qkv(tensors, layer, heads, kv_heads, head_dim)` and return `(weight, bias)` of this layer: the rows of q, then k, then v.
 #
 # Names look like `model.layers.3.self_attn.k_proj.weight` (and `.bias`).
@@ -76,18 +76,18 @@ check("ex02a", globals())
 # <!-- zh -->
 # ## 02b · q、k、v 装进一个矩阵
 #
-# checkpoint 给出一串 `(名字, 数组)`,每个只来一次,顺序随意,各层都有。写 `pack_qkv(tensors, layer, heads, kv_heads, head_dim)`,返回这一层的 `(weight, bias)`:先 q 的行,再 k,再 v。
+# checkpoint 给出一串 `(名字, 数组)`,各层都有,顺序随意,每个只来一次(是迭代器,只能走一遍)。写 `pack_qkv(tensors, layer, heads, kv_heads, head_dim)`,返回这一层的 `(weight, bias)`:先 q 的行,再 k,再 v。
 #
 # 名字形如 `model.layers.3.self_attn.k_proj.weight`(还有 `.bias`)。
 
 # %% [markdown] id="ex02b-rules"
 # * `bias` is `None` where the layer has no biases at all.
-# * A tensor that is missing (also one bias of three), or has not heads × head_dim rows (for k and v: kv_heads × head_dim):
-#   `ValueError` whose text has its name in it, as `k_proj.weight`.
+# * A tensor that is missing (also one bias of three), or does not have heads × head_dim rows (k and v:
+#   kv_heads × head_dim): `ValueError` with its name in the message, as `k_proj.weight`.
 #
 # <!-- zh -->
 # * 这一层完全没有偏置时,`bias` 是 `None`。
-# * 缺一个张量(三个偏置缺一个也算),或者行数不是 heads × head_dim(k、v 是 kv_heads × head_dim):抛 `ValueError`,消息里要有它的名字,例如 `k_proj.weight`。
+# * 缺一个张量(三个偏置缺一个也算),或者行数不是 heads × head_dim(k、v 是 kv_heads × head_dim):抛 `ValueError`,消息里写上它的名字,例如 `k_proj.weight`。
 
 # %% [markdown] id="ex02b-hints"
 # <!-- hints ex02b -->

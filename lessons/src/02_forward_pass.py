@@ -80,20 +80,22 @@ print(f"{len(weights)} tensors, {sum(w.numel() for w in weights.values()):,} num
 table = weights["model.embed_tokens.weight"]
 ids = tokenizer.encode("The capital of France is")
 for _ in range(4):
-    logits = table[ids[-1]] @ table.T  # no layer in between
-    ids.append(int(logits.argmax()))
+    ids.append(int((table[ids[-1]] @ table.T).argmax()))  # no layer in between
 print(repr(tokenizer.decode(ids)))
-print(f"cost: {2 * table.numel() / 1e6:.0f} MFLOP a token, of {2 * config.num_parameters() / 1e6:.0f}")
+answers = (table[::100] @ table.T).argmax(-1)  # of every hundredth id
+print(f"{(answers == torch.arange(0, len(table), 100)).sum()} of {len(answers)} answer with themselves")
 
 # %% [markdown] id="naive-read"
-# A vector resembles itself most, so it repeats itself. It never looked at "France": without layers no token knows of any
-# other.
+# " is" scores highest with itself. Luck: a score counts length as well as direction, and most ids answer
+# "{{ tokenizer.decode([int(answers.mode().values)]) }}", the longest vector of all. Nobody looked at "France": without layers no token knows of
+# any other. And this one product costs {{ 2 * table.numel() / 1e6:.0f}} MFLOP a token; all layers make it
+# {{ 2 * config.num_parameters() / 1e6:.0f}}.
 #
 # So the layers have two jobs: **carry information from token to token** (attention), and **turn what was collected into
 # something new** (MLP). All else is plumbing, and plumbing is where the bugs are.
 #
 # <!-- zh -->
-# 一个向量和自己最像,所以它不停重复自己。「France」它根本没看:没有层,谁也不知道别人的存在。
+# 「 is」和自己的分数最高,所以不停重复。这是碰巧:点积既看方向也看长度,多数 id 接的都是「{{ tokenizer.decode([int(answers.mode().values)]) }}」,整张表里最长的向量。「France」根本没人看:没有层,谁也不知道别人的存在。光这一乘就是每 token {{ 2 * table.numel() / 1e6:.0f}} MFLOP;加上所有层,是 {{ 2 * config.num_parameters() / 1e6:.0f}}。
 #
 # 所以层就干两件事:**在 token 之间搬信息**(attention),**把搬来的东西加工成新的**(MLP)。其余都是管道,而 bug 全在管道里。
 
@@ -105,7 +107,8 @@ print(f"cost: {2 * table.numel() / 1e6:.0f} MFLOP a token, of {2 * config.num_pa
 #
 # `x = x + attention(norm(x))`, then `x = x + mlp(norm(x))`.
 #
-# Nothing ever overwrites the stream. Four operations are all we need: RMSNorm, RoPE, GQA, SwiGLU. We write them one by one.
+# Nothing ever overwrites the stream. Four operations are all we need: RMSNorm, RoPE (rotary position embedding), GQA
+# (grouped-query attention) and SwiGLU, a gated MLP. One by one.
 #
 # <!-- zh -->
 # ## 2 · 想法:一条流,往上加东西
@@ -114,18 +117,19 @@ print(f"cost: {2 * table.numel() / 1e6:.0f} MFLOP a token, of {2 * config.num_pa
 #
 # `x = x + attention(norm(x))`,然后 `x = x + mlp(norm(x))`。
 #
-# 谁也不覆盖这条流。要写的操作只有四个:RMSNorm、RoPE、GQA、SwiGLU。一个一个来。
+# 谁也不覆盖这条流。要写的操作只有四个:RMSNorm、RoPE(旋转位置编码)、GQA(分组查询注意力)、SwiGLU(带门控的 MLP)。一个一个来。
 
 # %% [markdown] id="norm-intro"
 # ### RMSNorm
 #
-# Divide by the root of the mean square, times a learnt weight. No mean is subtracted, there is no bias. `eps` is inside the
-# root, and it differs: 1e-5 for Llama, 1e-6 for Qwen3.
+# Divide by the root of the mean square, times a learnt weight: a sub-layer sees inputs of one size, however much was added
+# to the stream. No mean is subtracted, there is no bias. `eps` is inside the root, and it differs: 1e-5 for Llama, 1e-6 for
+# Qwen3. **Write that line** before you read the next cell.
 #
 # <!-- zh -->
 # ### RMSNorm
 #
-# 除以均方根,再乘一个学出来的权重。不减均值,没有偏置。`eps` 在根号里面,而且各家不同:这个 Llama 是 1e-5,Qwen3 是 1e-6。
+# 除以均方根,再乘一个学出来的权重:流上加了多少东西都不要紧,子层看到的输入总是一个量级。不减均值,没有偏置。`eps` 在根号里面,而且各家不同:这个 Llama 是 1e-5,Qwen3 是 1e-6。就一行,**先自己写**,再看下一格。
 
 # %% id="norm"
 def rms_norm(x, weight, eps):
@@ -134,20 +138,21 @@ def rms_norm(x, weight, eps):
 x = torch.randn(3, 576, generator=torch.Generator().manual_seed(2))
 ours = rms_norm(7 * x, torch.ones(576), 1e-5)
 print("equal to torch:", torch.allclose(ours, torch.rms_norm(7 * x, (576,), eps=1e-5), atol=1e-5))
-print("size forgotten:", torch.allclose(ours, rms_norm(x, torch.ones(576), 1e-5), atol=1e-3))
+print("same for x and 7x:", torch.allclose(ours, rms_norm(x, torch.ones(576), 1e-5), atol=1e-3))
 
 # %% [markdown] id="rope-intro"
 # ### RoPE: the position is an angle
 #
 # Attention by itself cannot tell order. RoPE turns each pair of numbers (i, i + d/2) of a **query** and a **key** by
-# position × a speed of its own; V is left alone. The first pair turns one radian a token, the last hardly at all.
+# position × a speed of its own, θ^(−2i/d), with θ = {{ int(config.rope_theta):,}} here; V is left alone. The first pair turns
+# one radian a token, the last hardly at all.
 #
 # **Predict:** if everybody's position grows by 1000, what happens to the scores q · k?
 #
 # <!-- zh -->
 # ### RoPE:位置就是角度
 #
-# attention 自己分不出先后。RoPE 把 **query** 和 **key** 里的每一对数(i, i + d/2)转一个角度:位置 × 这一对自己的转速;V 不动。第一对每个 token 转 1 弧度,最后一对几乎不转。
+# attention 自己分不出先后。RoPE 把 **query** 和 **key** 里的每一对数(i, i + d/2)转一个角度:位置 × 这一对自己的转速 θ^(−2i/d),这里 θ = {{ int(config.rope_theta):,}};V 不动。第一对每个 token 转 1 弧度,最后一对几乎不转。
 #
 # **先预测**:所有人的位置都加 1000,分数 q · k 会怎么变?
 
@@ -170,14 +175,15 @@ print(f"query 5, key 2: {score(5, 2):.2f}    query 1005, key 1002: {score(1005, 
 print(f"query 6, key 2: {score(6, 2):.2f}    one further apart")
 
 # %% [markdown] id="rope-read"
-# Nothing: turning both by the same angle leaves their product. Only the **distance** counts. That is why a key can be
+# Nothing: turning both by the same angle leaves their dot product. Only the **distance** counts. That is why a key can be
 # turned once, cached, and never touched again, however long the text grows.
 #
-# And it is a trap: shift *everything* and no test notices; shift a *part* and all distances across the seam are wrong.
+# And it is a trap: shift *everything* and no test notices; shift a *part*, and each distance between it and the rest
+# is wrong, all along the seam.
 # Remember that for section 6.
 #
 # <!-- zh -->
-# 不变:两个一起转同样的角度,点积不变。算数的只有**距离**。所以 key 转一次、存进缓存,以后文本再长也不用再碰它。
+# 不变:两个一起转同样的角度,点积不变。起作用的只有**距离**。所以 key 转一次、存进缓存,以后文本再长也不用再碰它。
 #
 # 这也是个陷阱:**全体**平移,什么测试都发现不了;只平移**一部分**,跨过接缝的距离就全错了。先记着,第 6 节要用。
 
@@ -185,14 +191,15 @@ print(f"query 6, key 2: {score(6, 2):.2f}    one further apart")
 # ### GQA: fewer keys than queries
 #
 # This model has 9 query heads and 3 KV heads: each K and V serves a **group** of 3 queries. Query head h reads KV head
-# h // 3. Scores are divided by √d, so that a sum of d products keeps its size; and no query sees a later key.
+# h // 3. Scores are divided by √d, so that a sum of d products keeps its size; and no query sees a later key
+# (the causal mask).
 #
 # **Predict:** by what does GQA divide the KV cache here? And the work of the scores?
 #
 # <!-- zh -->
 # ### GQA:K 比 Q 少
 #
-# 这个模型有 9 个 query head、3 个 KV head:一份 K 和 V 给**一组** 3 个 query 用。第 h 个 query head 读第 h // 3 个 KV head。分数要除以 √d,d 个乘积加起来才不会越来越大;而且谁也不许看后面的 key。
+# 这个模型有 9 个 query head、3 个 KV head:一份 K 和 V 给**一组** 3 个 query 用。第 h 个 query head 读第 h // 3 个 KV head。分数要除以 √d,不然 d 越大,d 个乘积的和就越大;而且谁也不许看后面的 key(因果掩码)。
 #
 # **先预测**:这里 GQA 让 KV cache 变成几分之一?算分数的计算量呢?
 
@@ -209,7 +216,7 @@ from nanoengine.attention.torch_attention import dense_attention
 
 g = torch.Generator().manual_seed(1)
 q, k, v = (torch.randn(7, heads, 64, generator=g) for heads in (9, 3, 3))
-package = dense_attention(q, k, v, None, None, 64**-0.5)
+package = dense_attention(q, k, v, None, None, 64**-0.5)  # None: no cache, one sequence
 print("equal to the package:", torch.allclose(attend(q, k, v), package, atol=1e-5))
 for name, tensor in {"q": q, "k": k, "v": v}.items():
     print(name, list(tensor.shape))
@@ -231,14 +238,14 @@ for name, tensor in {"q": q, "k": k, "v": v}.items():
 # SwiGLU is one line: `down(silu(gate(x)) * up(x))`. Put the four together. Qwen3 adds one thing, **QK-norm**: an RMSNorm over
 # each query and key head, *before* RoPE.
 #
-# `note` gets every tensor's shape as it passes; the picture below is drawn from that.
+# `w` holds one layer's weights, `c` the config; `note` gets each tensor as it passes: the picture below is drawn from that.
 #
 # <!-- zh -->
 # ## 3 · 你的 decoder
 #
 # SwiGLU 就一行:`down(silu(gate(x)) * up(x))`。四样东西拼起来。Qwen3 只多一样,**QK-norm**:每个 query head、key head 各做一次 RMSNorm,在 RoPE **之前**。
 #
-# `note` 会拿到路过的每个张量的形状,下面的图就是照它画的。
+# `w` 是这一层的权重,`c` 是 config;每个张量路过,`note` 都会拿到,下面的图就是照它画的。
 
 # %% id="decoder"
 from torch.nn.functional import silu
@@ -314,6 +321,7 @@ from nanoengine.model.config import NAMED_CONFIGS
 
 logging.disable_progress_bar()
 qwen = NAMED_CONFIGS["tiny-qwen3"]
+# random weights, made large enough for scores to matter
 qwen_weights = {name: 5 * w if w.dim() == 2 else w + 0.3 * torch.linspace(-1, 1, len(w))
                 for name, w in dummy_weights(qwen)}
 sizes = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads".split()
@@ -321,7 +329,7 @@ sizes += "num_key_value_heads head_dim rms_norm_eps tie_word_embeddings".split()
 fields = {name: getattr(qwen, name) for name in sizes}
 rope_fields = {"rope_type": "default", "rope_theta": qwen.rope_theta}
 theirs = Qwen3ForCausalLM(Qwen3Config(**fields, rope_parameters=rope_fields)).eval()
-theirs.load_state_dict(qwen_weights, strict=False)
+theirs.load_state_dict(qwen_weights, strict=False)  # no lm_head: it is the embedding table
 qwen_ids = torch.arange(60) * 17 % qwen.vocab_size
 with torch.inference_mode():
     qwen_hf = theirs(qwen_ids[None]).logits[0]
@@ -330,6 +338,8 @@ with torch.inference_mode():
 del theirs
 
 # %% id="compare" tags=["varies"]
+import inspect
+
 with torch.inference_mode():
     qwen_mine = my_logits(qwen_ids.tolist(), qwen, qwen_weights)
 
@@ -338,6 +348,9 @@ def compare(name, ours, reference):
     print(f"{name:12} largest logit {reference.abs().max():4.1f}, largest error {error:.1e}, "
           f"argmax equal at {same} of {len(ours)} positions")
 
+whole = (rms_norm, rope, attend, attention_part, mlp_part, my_logits)
+num_lines = sum(len(inspect.getsource(f).strip().splitlines()) for f in whole)
+print(f"{num_lines} lines against Hugging Face")
 compare("SmolLM2-135M", mine, smol_hf)
 compare("tiny-qwen3", qwen_mine, qwen_hf)
 
@@ -353,12 +366,12 @@ print("right without QK-norm:", torch.allclose(plain, qwen_hf, atol=1e-4))
 # Every position has the same argmax; the error is of the size that fp32 leaves when sums are taken in another order. Not
 # zero: "bit for bit" is the wrong demand (lesson 11). And the comparison can fail: leave out QK-norm and it does.
 #
-# Some sixty lines, written by you, are a real model.
+# These {{ num_lines }} lines are a real model. Tonight, write them again on an empty page.
 #
 # <!-- zh -->
-# 每个位置的 argmax 都一样;误差就是 fp32 换个求和顺序会留下的那么多。不是零:「逐位相等」是个错误的要求(第 11 课)。而且这个比较真的会失败:去掉 QK-norm,它就红了。
+# 每个位置的 argmax 都一样;误差就是 fp32 换个求和顺序会留下的那么多。不是零:「逐位相等」是个错误的要求(第 11 课)。而且这个比较真的会失败:去掉 QK-norm,立刻对不上。
 #
-# 你亲手写的六十来行,就是一个真模型。
+# 这 {{ num_lines }} 行就是一个真模型。今晚找张白纸,自己再写一遍。
 
 # %% [markdown] id="packed-intro"
 # ## 5 · The packed loader
@@ -371,7 +384,7 @@ print("right without QK-norm:", torch.allclose(plain, qwen_hf, atol=1e-4))
 # <!-- zh -->
 # ## 5 · 打包加载
 #
-# q、k、v 是**同一个**输入的三次乘法。把它们的行摞成一个矩阵,乘一次,再把输出切开。数一样,调用少了:每层 7 次乘法变成 4 次(gate 和 up 也打包)。
+# q、k、v 是**同一个**输入的三次乘法。把它们的行摞成一个矩阵,乘一次,再把输出切开。结果一样,调用少了:每层 7 次乘法变成 4 次(gate 和 up 也打包)。
 #
 # **先预测**:1 行、16 行、512 行,各快多少?
 
@@ -409,31 +422,32 @@ torch.set_num_threads(threads)
 # **The negative result.** Packing saves *calls*, not FLOPs and not bytes: the same weights are read, the same numbers multiplied.
 # So what it gains is bounded by the cost of a call, and it fades as rows make the products large.
 #
-# Compare the column on the right for 1 and for 512 rows (one thread; with more, a larger matrix is also easier to split). On a GPU a call costs microseconds of launching, and decode makes
-# hundreds a step; there it pays (lesson 12).
+# Compare the column on the right for 1 and for 512 rows (one thread; with more, a larger matrix is also easier to split). On
+# a GPU a call costs microseconds of launching, and decode makes hundreds a step; there it pays (lesson 12).
 #
 # <!-- zh -->
-# **没用的地方。** 打包省的是**调用次数**,不省 FLOP,也不省字节:权重照样读那么多,数照样乘那么多。所以能赚多少,封顶就是调用本身的开销;行一多、乘法一大,就摊没了。
+# **什么时候没用。** 打包省的是**调用次数**,不省 FLOP,也不省字节:权重照样读那么多,数照样乘那么多。所以能赚多少,封顶就是调用本身的开销;行一多、乘法一大,就摊没了。
 #
 # 看最右边一列,1 行和 512 行差多少(这里只用一个线程;线程多了,大矩阵还更好分)。GPU 上每次调用要几微秒的启动开销,decode 一步有几百次,那里才划算(第 12 课)。
 
 # %% [markdown] id="source-intro"
 # ### Open the source
 #
-# The package's layer, read live. Find the two additions to the stream. (They hide: `delta` is handed on *unadded*, so that
-# the addition and the next norm can share one pass over memory.)
+# The package's layer, read live, and what it calls. Find the two additions to the stream. (They hide: `delta` is handed on
+# *unadded*, so that the addition and the next norm can share one pass over memory.)
 #
 # <!-- zh -->
 # ### 打开源码
 #
-# 包里的一层,现读的。找一找往流上加的那两次在哪。(藏起来了:`delta` 传出去的时候还**没加**,这样加法和下一个 norm 能合在一趟里。)
+# 包里的一层,还有它调用的东西,都是现读的。找一找往流上加的那两次在哪。(藏起来了:`delta` 传出去的时候还**没加**,这样加法和下一个 norm 能合在一趟里。)
 
 # %% id="show-layer"
 from nanoengine.model.decoder import DecoderLayer
 from nanoengine.model.layers import PackedLinear
 from nanoengine.model.ops import TorchOps
 
-show(DecoderLayer.forward)
+display(show(DecoderLayer.forward))
+show(TorchOps.norm, doc=False)  # norm_product() calls it, then multiplies
 
 # %% id="show-load"
 show(PackedLinear.load)
@@ -444,7 +458,7 @@ show(PackedLinear.load)
 # the text would even look like text.
 #
 # <!-- zh -->
-# 加载器就这么点:每一部分知道自己的 `rows`,checkpoint 里的张量拷到那几行。其余的在 `Decoder.load_weights`:对名字,有哪一部分没来就报错。不然缺的 K 就是内存里随便什么,而输出看着还挺像回事。
+# 加载器就这么点:每一部分知道自己的 `rows`,checkpoint 里的张量拷到那几行。其余的在 `Decoder.load_weights`:对名字,哪一部分没来就报错。不然,缺的那块 K 里装的就是内存垃圾,而输出看着还挺像回事。
 
 # %% [markdown] id="yours-intro"
 # ### Your operations in the real engine
@@ -470,7 +484,7 @@ class MyOps(TorchOps):
         gate, up = gate_up.chunk(2, -1)
         return product(silu(gate) * up)
 
-    def turn(self, qkv, layer, positions, cache, slots):
+    def turn(self, qkv, layer, positions, cache, slots):  # the last two: for kernels that also store k and v
         q, k, v = qkv.unflatten(-1, (-1, config.head_dim)).split(
             (layer.heads, layer.kv_heads, layer.kv_heads), 1)
         return rope(q, positions, config.rope_theta), rope(k, positions, config.rope_theta), v
@@ -500,20 +514,20 @@ for theirs, ours in zip(package, own):
 # > other operations treat each token alone.
 #
 # <!-- zh -->
-# > **关键洞察** decoder 就是每个 token 一条流,不断往上加小东西。只有 attention 会往旁边看,而它对「在哪」的了解,只有一个角度。引擎能分 chunk、分块、变长拼批,靠的就是:除了 attention,所有操作都只看自己这一个 token。
+# > **关键洞察** decoder 就是每个 token 一条流,不断往上加小东西。只有 attention 会往旁边看,至于谁在哪,它只认角度。引擎能分 chunk、分块、变长拼批,靠的就是:除了 attention,所有操作都只看自己这一个 token。
 
 # %% [markdown] id="off-intro"
 # ## 6 · Off by one, and fluent
 #
 # A classic: the position of a decoded token is taken as `len(seq)` in place of `len(seq) - 1`. The prompt is right; from the
-# first generated token on, everyone stands one place too far. (A small engine shipped a RoPE off by one for weeks.)
+# first generated token on, everyone stands one place too far. (nano-vllm shipped exactly this: pull request 67, opened in July 2025, answered in August.)
 #
 # **Predict:** garbage, or text?
 #
 # <!-- zh -->
 # ## 6 · 差一位,照样通顺
 #
-# 经典 bug:decode 的 token 的位置写成了 `len(seq)`,应该是 `len(seq) - 1`。prompt 没问题;从第一个生成的 token 起,人人多走了一步。(有个小引擎的 RoPE 差一位,好几周没人发现。)
+# 经典 bug:decode 的 token 的位置写成了 `len(seq)`,应该是 `len(seq) - 1`。prompt 没问题;从第一个生成的 token 起,位置全都多了 1。(nano-vllm 就这样发布过:67 号 PR,2025 年 7 月有人指出,8 月底才有回应。)
 #
 # **先预测**:输出是乱码,还是文章?
 
@@ -531,11 +545,11 @@ print("right:     ", repr(tokenizer.decode(package[0])))
 print("off by one:", repr(tokenizer.decode(wrong)))
 
 # %% id="off-logits" tags=["varies"]
+from nanoengine.model.decoder import full_forward
+
 full = water + package[0]
 
 def teacher_forced(positions):
-    from nanoengine.model.decoder import full_forward
-
     before, model.ops = model.ops, MyOps()
     model.ops.rope = lambda table, p, dtype: positions
     logits = full_forward(model, full)
@@ -551,24 +565,24 @@ for name, shifted in {"everyone + 1000": right + 1000, "decoded + 1": right + (r
 # Fluent, and wrong. Water boils at a thousand degrees, in good English. The logits say it at once: a difference thousands of
 # times what rounding leaves, while moving *everyone* by 1000 stays within the rounding of the angles.
 #
-# So: read logits, not text. A language model mends broken input; that is its trade. Any test of an engine that looks at the
-# text only will pass with this bug.
+# So: read logits, not text. A language model mends broken input; that is its trade. A test that only asks
+# whether the text reads well passes with this bug, and so does one that compares a prompt's logits.
 #
 # <!-- zh -->
 # 通顺,而且错。水在一千度烧开,英语一点毛病没有。logits 一看便知:差得比舍入误差大几千倍;而**所有人**挪 1000 位,差的只是角度的舍入。
 #
-# 所以看 logits,别看文本。语言模型的本行就是把破烂的输入圆回来。只看文本的测试,带着这个 bug 也能过。
+# 所以看 logits,别看文本。语言模型的本行就是把破烂的输入圆回来。只看文本通不通顺的测试,带着这个 bug 也能过;只比 prompt 的 logits,也能过。
 
 # %% [markdown] id="ledger-intro"
 # ## 7 · The ledger
 #
 # Parameters by part, and FLOPs a token: 2 for each weight that is multiplied, and 4 × heads × head size × layers for each
-# earlier token that attention looks at. **Predict** where most parameters are: attention, MLP or vocabulary?
+# token that attention looks at (2 for q · k, 2 for adding its v). **Predict** where most parameters are: attention, MLP or vocabulary?
 #
 # <!-- zh -->
 # ## 7 · 算笔账
 #
-# 参数按部分数;每个 token 的 FLOP:每个参与乘法的权重算 2,attention 每多看一个 token 再加 4 × 头数 × head_dim × 层数。**先预测**:参数最多的是 attention、MLP,还是词表?
+# 参数按部分数;每个 token 的 FLOP:每个参与乘法的权重算 2,attention 每多看一个 token 再加 4 × 头数 × head_dim × 层数(q · k 算 2,把 v 加进来算 2)。**先预测**:参数最多的是 attention、MLP,还是词表?
 
 # %% id="ledger"
 import math
@@ -642,7 +656,7 @@ for name in ("smollm2-135m", "qwen3-0.6b", "qwen3-8b"):
 # | | nano-vllm `bb823b3` | vLLM `v0.24.0` |
 # | --- | --- | --- |
 # | the layer | `Qwen3Attention.forward`: the same order | `Qwen3Attention.forward`: QK-norm by head, then RoPE |
-# | packed q, k, v | `QKVParallelLinear` | `QKVParallelLinear`: KV heads are copied where there are more ranks |
+# | packed q, k, v | `QKVParallelLinear` | `QKVParallelLinear`: with more GPUs than KV heads, these are stored several times |
 # | rows of logits | last token of each sequence | only those that sample |
 #
 # <!-- zh -->
@@ -651,7 +665,7 @@ for name in ("smollm2-135m", "qwen3-0.6b", "qwen3-8b"):
 # | | nano-vllm `bb823b3` | vLLM `v0.24.0` |
 # | --- | --- | --- |
 # | 一层 | `Qwen3Attention.forward`:顺序一样 | `Qwen3Attention.forward`:先按头做 QK-norm,再 RoPE |
-# | q、k、v 打包 | `QKVParallelLinear` | `QKVParallelLinear`:rank 比 KV head 多时,KV head 存多份 |
+# | q、k、v 打包 | `QKVParallelLinear` | `QKVParallelLinear`:GPU 比 KV head 多时,KV head 存多份 |
 # | 算哪几行 logits | 每条序列最后一个 token | 只算要采样的 |
 
 # %% [markdown] id="recall-intro"

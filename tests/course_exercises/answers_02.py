@@ -39,6 +39,28 @@ def in_place(x, start, theta):
     return x
 
 
+def cut_as_neighbours(x, start, theta):
+    """Takes pairs (2j, 2j + 1) out, and puts the two results one behind the other."""
+    out = _rope(pairs="neighbours")(x, start, theta)
+    return np.concatenate((out[..., 0::2], out[..., 1::2]), -1)
+
+
+def half_overwritten(x, start, theta):
+    out, half = x.copy(), x.shape[-1] // 2
+    angles = (start + np.arange(len(x)))[:, None] * theta ** (-np.arange(half) / half)
+    c, s = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    out[..., :half] = out[..., :half] * c - out[..., half:] * s
+    out[..., half:] = out[..., half:] * c + out[..., :half] * s
+    return out
+
+
+def no_head_axis(x, start, theta):
+    half = x.shape[-1] // 2
+    angles = (start + np.arange(len(x)))[:, None] * theta ** (-np.arange(half) / half)
+    c, s, a, b = np.cos(angles), np.sin(angles), x[..., :half], x[..., half:]
+    return np.concatenate((a * c - b * s, b * c + a * s), -1)
+
+
 def asks_the_check(x, start, theta):
     from nanoengine.course.checks.lesson_02_rope import turned
 
@@ -53,6 +75,9 @@ WRONG = {
         "one too far": (_rope(lambda start, i: start + i + 1), "wrong", "one position off"),
         "all at start": (_rope(lambda start, i: start), "wrong", "Each row has its own position"),
         "neighbours": (_rope(pairs="neighbours"), "wrong", "You paired neighbours"),
+        "cut as neighbours": (cut_as_neighbours, "wrong", "You paired neighbours"),
+        "half overwritten": (half_overwritten, "wrong", "from the old a and b"),
+        "no axis for heads": (no_head_axis, "wrong", "an axis of length 1"),
         "backwards": (_rope(sign=-1), "wrong", "Turned the other way round"),
         "half the exponent": (_rope(power=1.0), "wrong", "The exponent is"),
         "in place": (in_place, "wrong", "The input was changed"),
@@ -117,6 +142,19 @@ def q_rows_for_all(tensors, layer, heads, kv_heads, head_dim):
     return np.vstack([q, *[np.tile(x, (heads // kv_heads, 1)) for x in (k, v)]]), bias
 
 
+def walks_twice(tensors, layer, heads, kv_heads, head_dim):
+    names = [f"model.layers.{layer}.self_attn.{part}_proj.weight" for part in "qkv"]
+    return np.vstack([dict(tensors)[name] for name in names]), None
+
+
+def key_error(tensors, layer, heads, kv_heads, head_dim):
+    """Right where all is there, but a hole is a KeyError."""
+    found = dict(tensors)
+    names = [f"model.layers.{layer}.self_attn.{part}_proj." for part in "qkv"]
+    bias = np.hstack([found[n + "bias"] for n in names]) if any(n + "bias" in found for n in names) else None
+    return np.vstack([found[n + "weight"] for n in names]), bias
+
+
 def asks_the_checks_product(tensors, layer, heads, kv_heads, head_dim):
     from nanoengine.course.checks.lesson_02_pack import PackCase, product_by_parts
 
@@ -135,5 +173,8 @@ WRONG["ex02b"] = {
     "bias forgotten": (_pack(bias=False), "wrong", "The bias is one row of numbers"),
     "biases in another order": (_pack(bias_order="vkq"), "wrong", "they go in the same order"),
     "K for each query head": (q_rows_for_all, "wrong", "K and V have kv_heads, not heads"),
+    "only the weight": (lambda *args: _pack()(*args)[0], "wrong", "Return two things"),
+    "walks twice": (walks_twice, "wrong", "collect in one pass"),
+    "KeyError": (key_error, "wrong", "ValueError that names k_proj.weight"),
     "asks the check": (asks_the_checks_product, "imported", "product_by_parts"),
 }

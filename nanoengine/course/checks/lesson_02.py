@@ -36,6 +36,7 @@ ROPE = Exercise(
     random_case=rope.random_case,
     smaller=rope.smaller,
     show=rope.show,
+    explain=rope.explain,
     forbidden=(rope.turned,),
 )
 

@@ -70,10 +70,16 @@ def run_pack(answer, case: PackCase) -> Failure | None:
             return Failure("(weight, bias)", f"ValueError: {error}", WHOLE)
         named = broken in str(error)
         return None if named else Failure(f"ValueError that names {broken}", f"ValueError: {error}", NAME)
+    except KeyError as error:
+        if not case.drop:
+            raise  # the check says in which line
+        return Failure(f"ValueError that names {broken}", f"KeyError: {error}", MISSING)
     if broken:
         return Failure(f"ValueError that names {broken}", _described(got), MISSING if case.drop else SHORT)
     rows = sum(map(case.rows, PARTS))
-    if not (isinstance(got, tuple) and len(got) == 2 and getattr(got[0], "shape", None) == (rows, case.hidden)):
+    if not (isinstance(got, tuple) and len(got) == 2):
+        return Failure("a tuple (weight, bias)", _described(got), PAIR)
+    if getattr(got[0], "shape", None) != (rows, case.hidden):
         return Failure(f"(array [{rows}, {case.hidden}], bias or None)", _described(got), SHAPE)
     if (got[1] is None) == case.bias or (case.bias and getattr(got[1], "shape", None) != (rows,)):
         return Failure(f"a bias of {rows} numbers" if case.bias else "None as bias", _described(got), BIAS)
@@ -136,14 +142,15 @@ def smaller(case: PackCase) -> Iterator[PackCase]:
 
 
 def show(case: PackCase) -> str:
-    text = f"{case.heads} heads, {case.kv_heads} KV heads of {case.dim}, hidden {case.hidden}, layer {case.layer}"
+    text = f"heads {case.heads}, kv_heads {case.kv_heads}, head_dim {case.dim}, "
+    text += f"hidden {case.hidden}, layer {case.layer}"
     text += ", with biases" if case.bias else ""
     text += f", without {case.drop}" if case.drop else ""
     return text + (f", {case.short} with a row too few" if case.short else "")
 
 
 def explain(error: Exception) -> Text | None:
-    return MISSING if isinstance(error, KeyError) else None
+    return NO_KEY if isinstance(error, KeyError) else None
 
 
 BOUNDARIES = (
@@ -159,26 +166,37 @@ BOUNDARIES = (
 )
 
 WHOLE = dict(
-    en="This layer is complete: all three weights are there, with the right number of rows. (`tensors` can be walked "
-    "through only once.)",
-    zh="这一层是完整的:三个权重都在,行数也对。(`tensors` 只能走一遍。)",
+    en="This layer is complete: all three weights are there, q with heads × head_dim rows, k and v with "
+    "kv_heads × head_dim. (`tensors` can be walked through only once.)",
+    zh="这一层是完整的:三个权重都在,q 有 heads × head_dim 行,k、v 各有 kv_heads × head_dim 行。"
+    "(`tensors` 只能走一遍。)",
 )
 NAME = dict(
     en="Right to raise. Say in the message which tensor is missing or wrong, as `k_proj.weight`.",
     zh="该抛错,抛得对。在消息里说清是哪个张量缺了或不对,例如 `k_proj.weight`。",
 )
+NO_KEY = dict(
+    en="All tensors of this layer came, and yet the name was not found. `tensors` can be walked through only once: "
+    "collect in one pass. Else compare the name letter by letter.",
+    zh="这一层的张量都来了,名字却没找到。`tensors` 只能走一遍:一遍就要收齐。要不然就逐字核对名字。",
+)
+PAIR = dict(
+    en="Return two things: weight and bias, in this order. Without biases the second is None.",
+    zh="要返回两样东西:先 weight,后 bias。没有偏置时,第二样是 None。",
+)
 MISSING = dict(
     en="A tensor never came. Raise ValueError with its name: an engine that goes on reads whatever lies in memory.",
-    zh="有一个张量没来。抛 ValueError 并说出名字:不管它继续跑,读到的就是内存里随便什么。",
+    zh="有一个张量没来。抛 ValueError,写明是哪个:装作没事接着跑,那几行读到的就是内存垃圾。",
 )
 SHORT = dict(
     en="A part has too few rows for its heads × head_dim. Everything behind it would slip: raise ValueError "
     "with its name.",
-    zh="有一部分的行数不等于 头数 × head_dim。后面的全都会错位:抛 ValueError 并说出名字。",
+    zh="有一部分的行数不等于 头数 × head_dim。后面的全都会错位:抛 ValueError,写明是哪个。",
 )
 SHAPE = dict(
-    en="Return (weight, bias): weight has (heads + 2 × kv_heads) × head_dim rows. K and V have kv_heads, not heads.",
-    zh="返回 (weight, bias):weight 有 (heads + 2 × kv_heads) × head_dim 行。K 和 V 是 kv_heads 个头,不是 heads 个。",
+    en="Stack along the rows (axis 0): weight has (heads + 2 × kv_heads) × head_dim rows. K and V have "
+    "kv_heads, not heads.",
+    zh="沿着行(第 0 轴)摞:weight 有 (heads + 2 × kv_heads) × head_dim 行。K 和 V 是 kv_heads 个头,不是 heads 个。",
 )
 BIAS = dict(
     en="The bias is one row of numbers as long as weight has rows if the checkpoint has biases, and None if it "

@@ -38,7 +38,8 @@ def run_rope(answer, case: RopeCase) -> Failure | None:
     got = call(answer, given, case.start, case.theta)
     if not isinstance(got, np.ndarray) or got.shape != want.shape:
         kind = f"an array {list(got.shape)}" if isinstance(got, np.ndarray) else f"{got!r:.80}"
-        return Failure(f"an array {list(want.shape)}", kind, SHAPE)
+        grown = isinstance(got, np.ndarray) and got.ndim == 3 and got.shape[0] == got.shape[1] == case.tokens
+        return Failure(f"a numpy array {list(want.shape)}", kind, HEAD_AXIS if grown else SHAPE)
     if not np.array_equal(given, x):
         return Failure("x as it was", "x was changed", CHANGED)
     if _close(got, want):
@@ -48,10 +49,12 @@ def run_rope(answer, case: RopeCase) -> Failure | None:
     return Failure(f"{want[i]:.4f} at {at}", f"{got[i]:.4f}", _likely(x, case, got))
 
 
-def turned(x, start: int, theta: float, *, positions=None, interleaved=False, sign=1, power=2.0) -> np.ndarray:
+def turned(x, start: int, theta: float, *, positions=None, interleaved=False, sign=1, power=2.0,
+           spoilt=False) -> np.ndarray:  # fmt: skip
     """x [tokens, heads, d] with each pair (j, j + d/2) turned by position * theta^(-2j/d).
 
-    The keywords make it wrong in one known way, to recognise an answer by.
+    The keywords make it wrong in one known way, to recognise an answer by. spoilt: the second number of a pair is
+    computed from the first after that was overwritten.
     """
     out, (tokens, heads, dim) = np.empty_like(x), x.shape
     half = dim // 2
@@ -63,7 +66,15 @@ def turned(x, start: int, theta: float, *, positions=None, interleaved=False, si
             for h in range(heads):
                 pair = complex(x[i, h, a], x[i, h, b]) * turn
                 out[i, h, a], out[i, h, b] = pair.real, pair.imag
+                if spoilt:
+                    out[i, h, b] = x[i, h, b] * turn.real + pair.real * turn.imag
     return out
+
+
+def _neighbours_then_halves(x: np.ndarray, start: int, theta: float) -> np.ndarray:
+    """Pairs cut out as (2j, 2j + 1), but put together as two halves."""
+    out = turned(x, start, theta, interleaved=True)
+    return np.concatenate((out[..., 0::2], out[..., 1::2]), axis=-1)
 
 
 def _close(a: np.ndarray, b: np.ndarray) -> bool:
@@ -79,6 +90,8 @@ def _likely(x: np.ndarray, case: RopeCase, got: np.ndarray) -> Text:
         (ONE_OFF, lambda: turned(x, start - 1, theta)),
         (ALL_SAME, lambda: turned(x, start, theta, positions=lambda i: start)),
         (PAIRS, lambda: turned(x, start, theta, interleaved=True)),
+        (PAIRS, lambda: _neighbours_then_halves(x, start, theta)),
+        (SPOILT, lambda: turned(x, start, theta, spoilt=True)),
         (BACKWARDS, lambda: turned(x, start, theta, sign=-1)),
         (SPEED, lambda: turned(x, start, theta, power=1.0)),
     ]
@@ -103,6 +116,10 @@ def show(case: RopeCase) -> str:
     return f"x of shape [{case.tokens}, {case.heads}, {case.dim}], start {case.start}, theta {case.theta:g}"
 
 
+def explain(error: Exception) -> Text | None:
+    return HEAD_AXIS if isinstance(error, ValueError) and "broadcast" in str(error) else None
+
+
 BOUNDARIES = (
     RopeCase(3, 2, 4, 0, 10_000.0),  # the beginning of a text: row 0 stays as it is
     RopeCase(1, 2, 4, 9, 10_000.0),  # a decode
@@ -115,6 +132,17 @@ BOUNDARIES = (
 SHAPE = dict(
     en="Return a new array of the shape of x: [tokens, heads, d].",
     zh="返回一个和 x 同样形状的新数组:[token, 头, d]。",
+)
+HEAD_AXIS = dict(
+    en="The angles are [tokens, half], x is [tokens, heads, half]: tokens met heads. Give cos and sin an axis of "
+    "length 1 for the heads, [:, None].",
+    zh="角度是 [token, half],x 是 [token, 头, half]:token 那一维对到头上去了。"
+    "给 cos、sin 在中间加一个长度 1 的轴:[:, None]。",
+)
+SPOILT = dict(
+    en="The second half was computed from the first after that had been overwritten. Compute both from "
+    "the old a and b.",
+    zh="算后一半的时候,前一半已经被改掉了。两半都要用原来的 a、b 来算。",
 )
 CHANGED = dict(
     en="The input was changed. The caller still needs it: make a new array.",
@@ -133,8 +161,8 @@ ALL_SAME = dict(
     zh="所有行都按 start 转了。每一行有自己的位置。",
 )
 PAIRS = dict(
-    en="You paired neighbours (2j, 2j + 1). In the Hugging Face layout number j is a pair with j + d/2.",
-    zh="你把相邻的 (2j, 2j + 1) 当成一对。Hugging Face 的排法里,j 和 j + d/2 才是一对。",
+    en="You paired neighbours (2j, 2j + 1). Here, as in the Hugging Face layout, number j is a pair with j + d/2.",
+    zh="你把相邻的 (2j, 2j + 1) 当成一对。这里和 Hugging Face 的排法一样,j 和 j + d/2 才是一对。",
 )
 BACKWARDS = dict(
     en="Turned the other way round: (a, b) becomes (a·cos − b·sin, b·cos + a·sin).",
