@@ -65,7 +65,9 @@ def pool(c: Canvas, state: State, lang: str, x: float, y: float, width: float) -
             _cell(c, state, g, block, held.get(block, []), block in cached, left, upper)
     bottom = top + g.rows * g.h
     number = {"full": "key_ref", "letter": "key_ref_some", "runs": "pool_runs"}[g.detail]
-    entries = [(label(lang, f"key_{sign}"), sign) for sign in ("used", "shared", "cached", "free")]
+    whose = "key_cached" if g.detail == "runs" else "key_cached_whose"
+    named = (("key_used", "used"), ("key_shared", "shared"), (whose, "cached"), ("key_free", "free"))
+    entries = [(label(lang, name), sign) for name, sign in named]
     return bottom + 12 + key(c, x, bottom + 12, [*entries, (label(lang, number), "")], width) - 12 - y
 
 
@@ -74,18 +76,23 @@ def _cell(c: Canvas, state: State, g: Grid, block: int, held: list[int], cached:
     w, h = g.w - gap, g.h - gap
     _box(c, state, held, cached, x + 0.5, y + 0.5, w - 1, h - 1)
     names = [state.letters[seq] for seq in held]
+    whose = state.letters[state.wrote[block]] if cached and block in state.wrote else ""
     if g.detail == "full":
         c.text(x + 5, y + 13, str(block), 11, fill=MUTED)
         if held:
             c.text(x + w - 5, y + 13, str(state.record["ref_counts"][block]), 11, anchor="end")
             text = "".join(names) if len(names) < 4 else f"{names[0]}+{len(names) - 1}"
             c.text(x + w / 2, y + 33, text, 15 if len(text) < 4 else 12, bold=True, anchor="middle")
+        elif whose:
+            c.text(x + w / 2, y + 32, whose, 13, fill=MUTED, anchor="middle")
     elif held:
         many = len(held) > 1
         middle, points = x + w / 2 - (5 if many else 0), 12 if len(names[0]) < 2 else 11
         c.text(middle, y + 17, names[0], points, bold=True, anchor="middle")
         if many:
             c.text(x + w - 3, y + 12, str(len(held)), 11, anchor="end")
+    elif whose:
+        c.text(x + w / 2, y + 17, whose, 11, fill=MUTED, anchor="middle")
 
 
 def _box(c: Canvas, state: State, held: list[int], cached: bool, x, y, w, h, rx=4.0) -> None:

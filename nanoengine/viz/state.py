@@ -45,6 +45,7 @@ class State:
     letters: sequence id -> "A", "B", ..., "Z", "AA", ... in order of arrival.
     runs: sequence id -> its runs up to this step. marks: sequence id -> [(step, "hit" | "preempt" | "finish" |
     "abort")] up to this step. ended: [(sequence id, reason)] before this step, oldest first.
+    wrote: free block that holds a known content -> the sequence that computed it, where the trace saw that.
     asking: True for the state before scheduling: no rows, no events, nobody chosen yet.
     """
 
@@ -54,6 +55,7 @@ class State:
     runs: dict[int, list[Run]]
     marks: dict[int, list[tuple[int, str]]]
     ended: list[tuple[int, str]]
+    wrote: dict[int, int]
     extent: Extent
     asking: bool = False
 
@@ -80,10 +82,13 @@ class History:
         self.runs: dict[int, list[Run]] = {seq: [] for seq in ids}
         self.marks: dict[int, list[tuple[int, str]]] = {seq: [] for seq in ids}
         self.ended: list[tuple[int, int, str]] = []  # (step, sequence id, reason)
+        self.wrote: list[dict[int, int]] = []  # at each step: of free cached blocks, and of those just found
         preempted: set[int] = set()
+        writers: dict[int, int] = {}
         for i, step in enumerate(self.steps):
             self._read_events(i, step, preempted)
             self._read_phases(i, step, preempted)
+            self._read_writers(step, writers)
         self.extent = Extent(
             steps=len(self.steps),
             axis=len(self.steps),
@@ -117,6 +122,15 @@ class History:
             else:
                 runs.append(Run(phase, i, i))
 
+    def _read_writers(self, step: dict, writers: dict[int, int]) -> None:
+        """Who wrote each block last. A row's positions are consecutive: one slot in block_size meets every block."""
+        size, first = step["block_size"], 0
+        for row in step["rows"]:
+            slots = step["slot_mapping"][first : first + row["tokens"]]
+            writers.update((slot // size, row["seq"]) for slot in (*slots[::size], *slots[-1:]) if slot >= 0)
+            first += row["tokens"]
+        self.wrote.append({b: writers[b] for b in (*step["cached_free"], *_found(step)) if b in writers})
+
     def _index(self, i: int) -> int:
         if not -len(self.steps) <= i < len(self.steps):
             raise IndexError(f"step {i} is not in this trace of {len(self.steps)} steps")
@@ -125,16 +139,16 @@ class History:
     def at(self, i: int) -> State:
         """The state in which step ``i`` runs; negative numbers count from the end. IndexError beyond the trace."""
         i = self._index(i)
-        return self._state(self.steps[i], i, i)
+        return self._state(self.steps[i], i, i, self.wrote[i])
 
-    def _state(self, record: dict, i: int, upto: int, asking: bool = False) -> State:
+    def _state(self, record: dict, i: int, upto: int, wrote: dict[int, int], asking: bool = False) -> State:
         runs = {
             seq: [r if r.last <= upto else Run(r.phase, r.first, upto) for r in runs if r.first <= upto]
             for seq, runs in self.runs.items()
         }
         marks = {seq: [mark for mark in marks if mark[0] <= upto] for seq, marks in self.marks.items()}
         ended = [(seq, reason) for step, seq, reason in self.ended if step < i]
-        return State(record, i, self.letters, runs, marks, ended, self.extent, asking)
+        return State(record, i, self.letters, runs, marks, ended, wrote, self.extent, asking)
 
     def before(self, i: int) -> State:
         """What the scheduler sees when it plans step ``i``: newcomers wait, who ended is gone, nobody is chosen.
@@ -143,7 +157,9 @@ class History:
         it is shown as plain free.
         """
         i = self._index(i)
-        return self._state(_before(self.steps[i], self.steps[i - 1] if i else None), i, i - 1, asking=True)
+        record = _before(self.steps[i], self.steps[i - 1] if i else None)
+        wrote = (self.wrote[i - 1] if i else {}) | self.wrote[i]
+        return self._state(record, i, i - 1, wrote, asking=True)
 
     def jumps(self, kind: str) -> list[int]:
         """Steps with an event of ``kind`` ("admit", "hit", "preempt", "finish" or "any")."""

@@ -105,11 +105,13 @@ def test_every_letter_of_the_state_is_shown(eventful, prefill_first):
 def test_the_pool_shows_owner_and_ref_count_of_each_block(eventful):
     letters = History(eventful).letters
     for i, step in enumerate(eventful):
+        wrote = snapshot(eventful, i).wrote
         texts = [text.text for text in _texts(ET.fromstring(render(snapshot(eventful, i), panes=["pool"])))]
         expected = []
         for block in range(12):
             names = "".join(letters[seq] for seq, table in sorted(step["block_tables"].items()) if block in table)
-            expected += [str(block), str(step["ref_counts"][block]), names] if names else [str(block)]
+            whose = [letters[wrote[block]]] if block in step["cached_free"] else []
+            expected += [str(block), str(step["ref_counts"][block]), names] if names else [str(block), *whose]
         start = texts.index("KV pool") + 2
         assert texts[start : start + len(expected)] == expected
 

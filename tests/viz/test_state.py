@@ -71,6 +71,31 @@ def test_before_a_step_the_pool_is_what_the_scheduler_had(eventful, prefill_firs
                     assert planned["block_tables"][seq][: len(table)] == table
 
 
+def test_a_cached_free_block_says_who_computed_it(eventful, prefill_first, long_run):
+    """The oracle follows the block tables: a block belongs to whom it was given to, but a hit leaves it as it was."""
+    for trace in (eventful, prefill_first, long_run):
+        history, given, before = History(trace), {}, {}
+        for i, step in enumerate(trace):
+            found = {event["seq"]: event["tokens"] // step["block_size"] for event in step["events"]
+                     if event["kind"] == "hit"}  # fmt: skip
+            if i:
+                seen = history.before(i)
+                assert {block: seen.wrote[block] for block in seen.record["cached_free"]} == {
+                    block: given[block] for block in seen.record["cached_free"]
+                }
+            for seq, table in step["block_tables"].items():
+                new = table if seq not in before else table[len(before[seq]) :]
+                given.update((block, seq) for block in new[found.get(seq, 0) :])
+            before, state = step["block_tables"], history.at(i)
+            assert {block: state.wrote[block] for block in step["cached_free"]} == {
+                block: given[block] for block in step["cached_free"]
+            }
+        assert any(step["cached_free"] for step in trace)
+    # A trace that begins later does not guess.
+    late = next(i for i, step in enumerate(eventful) if step["cached_free"])
+    assert History(eventful[late : late + 1]).at(0).wrote == {}
+
+
 def test_before_a_step_nobody_is_chosen_and_newcomers_wait(eventful):
     history = History(eventful)
     first = history.before(0)
