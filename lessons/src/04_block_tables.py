@@ -122,14 +122,14 @@ print(f"static reservation: {static:.1%} of the memory never holds a token")
 
 # %% [markdown] id="waste-read"
 # **{{ static * 100:.0f}}%** empty, counted when a request *ends*, which is friendly. The vLLM paper measured three ways to
-# reserve, with a limit of 2,048: 20.4% to 38.2% of KV memory held tokens (figure 2).
+# reserve, in its authors' rebuild of Orca with a limit of 2,048: 20.4% to 38.2% of KV memory held tokens (figure 2).
 #
 # "Then reserve exactly what each needs." Nobody knows that: the answer ends when the model says so. But the 38.2% are of a
 # run that *did* know. Why so little? A gets 21 slots, B the next 17; A finishes; D arrives and needs 25. **Predict:** does
 # it fit?
 #
 # <!-- zh -->
-# **{{ static * 100:.0f}}%** 是空的,还是按请求**结束**那一刻算的,已经很客气。vLLM 论文在上限 2048 下量过三种预留办法:KV 显存里只有 20.4% 到 38.2% 放着 token(图 2)。
+# **{{ static * 100:.0f}}%** 是空的,还是按请求**结束**那一刻算的,已经很客气。vLLM 论文自己复刻了 Orca,在上限 2048 下量过三种预留办法:KV 显存里只有 20.4% 到 38.2% 放着 token(图 2)。
 #
 # 「那就按真正要用的来预留。」可谁也没法预知:模型说停才停。而且,38.2% 那一种恰恰是**事先知道**长度的。知道了为什么还这么低?A 拿 21 个槽,B 接着拿 17 个;A 结束;这时来了 D,要 25 个。**先预测**:放得下吗?
 
@@ -142,18 +142,19 @@ print("D fits" if max(holes) >= need["D"] else "D does not fit")
 
 # %% [markdown] id="holes-read"
 # {{ free }} slots are free and {{ need['D'] }} do not fit. The paper's three kinds of loss, with their
-# shares for strips of 2,048 (only 20.4% held tokens):
+# shares where each request has a strip of 2,048 (20.4% held tokens):
 #
 # * **reserved**, 13.3%: a token will come, but not yet;
 # * **internal fragmentation**, 57.3%: owned, and no token will ever come. Our {{ static * 100:.0f}}%;
-# * **external fragmentation** and others, 8.9%: free, but in pieces that nobody can use. That is what just happened.
+# * **external fragmentation** and others, 8.9%: free, and too small for anyone. That is what just happened. Equal
+#   strips lose only the rest at the end of memory; in the run that knew all lengths it was 36.6%.
 #
 # <!-- zh -->
 # 空着 {{ free }} 个,却放不下要 {{ need['D'] }} 个的 D。论文把浪费分成三种,后面的数是每人一条 2048 时各占多少(真放着 token 的只有 20.4%):
 #
 # * **预留**,13.3%:token 会来,只是还没来;
 # * **内部碎片**,57.3%:归你了,可永远不会有 token 来。我们那 {{ static * 100:.0f}}% 就是它;
-# * **外部碎片**及其他,8.9%:是空的,但碎成谁也用不上的小段。刚才撞上的就是它。
+# * **外部碎片**及其他,8.9%:是空的,但太小,谁也用不上。刚才撞上的就是它。条一样长,只亏显存末尾那点零头;事先知道长度、条长短不一的那一种,这一项高达 36.6%。
 
 # %% [markdown] id="idea"
 # ## 2 · Cut memory into equal blocks
@@ -250,15 +251,15 @@ plots.bars({name: 100 * empty_share(chat, block) for name, block in schemes.item
 # ## 3 · Open the source: who writes, who reads
 #
 # A step touches KV twice. New keys and values are **written**: for that the runner gets the **slot mapping**, one slot
-# for each token computed in this step. Old ones are **read**: for that it gets the **block table** and the length of each
-# row (a row: one request of the batch).
+# for each token computed in this step. Then all of a row's are **read**, old and new: for that it gets the **block table**
+# and the length of each row (a row: one request of the batch).
 #
 # Writing is per token, reading is per block. That is why there are two arrays.
 #
 # <!-- zh -->
 # ## 3 · 打开源码:谁写,谁读
 #
-# 一步里碰 KV 两次。新的 K/V 要**写**:runner 拿到的是**槽映射**(slot mapping),这一步算几个 token 就有几个槽。旧的要**读**:它拿到的是每一行(batch 里一个请求一行)的**块表**和长度。
+# 一步里碰 KV 两次。新的 K/V 要**写**:runner 拿到的是**槽映射**(slot mapping),这一步算几个 token 就有几个槽。然后每一行(batch 里一个请求一行)的 K/V,旧的连同刚写的,都要**读**:它拿到的是每一行的**块表**和长度。
 #
 # 写按 token,读按块。所以是两个数组。
 
@@ -483,12 +484,16 @@ plots.lines(sizes, {"empty": [100 * empty_share(chat, block) for block in sizes]
 # 小块也有代价:块表更长,拿块还块更频繁,内核里每次连续读得更短。vLLM 论文试过(7.2 节):ShareGPT 上 16 到 128 都好,短请求的 Alpaca 上只有 16 和 32 好,于是定了 16。
 
 # %% [markdown] id="size-256"
-# Then why is nano-vllm's block 256? Not for memory: **flash-attn's paged cache takes multiples of 256 only.** Our engine
-# does the same where it runs on flash, and 16 where it runs on its own Triton kernels. A block size is a contract
-# between the memory manager and the kernel.
+# Then why is nano-vllm's block 256? Not for memory: **the flash-attn package's paged cache takes multiples of 256
+# only**, so that a tile of keys, up to 256 of them, never crosses a block. vLLM ships a flash-attn of its own, for which
+# multiples of 16 will do. Our engine has 256 on flash-attn and 16 on its own Triton kernels.
+#
+# A block size is a contract between the memory manager and the kernel.
 #
 # <!-- zh -->
-# 那 nano-vllm 的块为什么是 256?不是为显存:**flash-attn 的分页缓存只收 256 的倍数。** 我们的引擎用 flash 时也是 256,用自己的 Triton 内核时是 16。块大小是显存管理和内核之间的一份契约。
+# 那 nano-vllm 的块为什么是 256?不是为显存:**flash-attn 这个包的分页缓存只收 256 的倍数**,这样一个 tile(最多 256 个 key)绝不会跨块。vLLM 带的是自己改过的 flash-attn,16 的倍数就行。我们的引擎走 flash-attn 时是 256,走自己的 Triton 内核时是 16。
+#
+# 块大小是显存管理和内核之间的一份契约。
 
 # %% [markdown] id="ledger-intro"
 # ## 7 · The ledger
@@ -541,51 +546,48 @@ print(f"slot mapping of a decode step, 256 sequences: {decode:,} bytes")
 # ## 8 · Where it does not help
 #
 # First, a load whose requests all have exactly the maximum length: a batch job that fills the context. Second, the reading
-# itself: one sequence of 8,192 tokens in numpy, adjacent against scattered blocks.
+# itself: one sequence of 8,192 tokens in numpy, its blocks in order and adjacent, then scattered over the pool.
 #
-# **Predict** both: how many more fit with blocks of 16? Which way of reading is faster?
+# **Predict** both: how many more fit with blocks of 16? And at which block size does scattering hurt?
 #
 # <!-- zh -->
 # ## 8 · 它帮不上忙的地方
 #
-# 第一,每个请求都正好是最大长度,比如把上下文填满的离线任务。第二,读本身:一条 8192 token 的序列,用 numpy 读,挨着的对比打散的。
+# 第一,每个请求都正好是最大长度,比如把上下文填满的离线任务。第二,读本身:一条 8192 token 的序列,用 numpy 读,块先是按顺序挨着,再打散到整个池子里。
 #
-# **都先预测**:块大小 16,能多放几个?哪种读法更快?
+# **都先预测**:块大小 16,能多放几个?块切到多小,打散才吃亏?
 
 # %% id="negative-gather" tags=["varies"]
 import time
 
-full = np.full(500, MAX_LEN)
-print(f"all of maximum length: static {at_once(full, MAX_LEN)} at once, blocks of 16 {at_once(full, 16)}")
-pool = np.ones((65_536, 128), np.float32)  # a slot a row
-
-def milliseconds(read, *args):
+def milliseconds(grid, ids, into):
     times = []
-    for _ in range(7):
+    for _ in range(21):
         start = time.perf_counter()
-        read(*args)
+        np.take(grid, ids, 0, into, "clip")
         times.append(time.perf_counter() - start)
     return min(times) * 1000
 
-out = np.empty((8192, 128), np.float32)
-print(f"adjacent         {milliseconds(np.copyto, out, pool[:8192]):6.2f} ms")
+full = np.full(500, MAX_LEN)
+print(f"all of maximum length: static {at_once(full, MAX_LEN)} at once, blocks of 16 {at_once(full, 16)}")
+pool, out = np.ones((65_536, 128), np.float32), np.empty((8192, 128), np.float32)  # a slot a row
 for block in (256, 16, 1):
     grid, into = pool.reshape(-1, block, 128), out.reshape(-1, block, 128)
-    ids = rng.permutation(len(grid))[: 8192 // block]
-    ms = milliseconds(np.take, grid, ids, 0, into, "clip")
-    print(f"blocks of {block:3}    {ms:6.2f} ms")
+    adjacent, scattered = np.arange(len(into)), rng.permutation(len(grid))[: len(into)]
+    print(f"blocks of {block:3}: adjacent {milliseconds(grid, adjacent, into):.2f} ms, "
+          f"scattered {milliseconds(grid, scattered, into):.2f} ms")
 
 # %% [markdown] id="negative-gather-read"
 # {{ at_once(full, MAX_LEN)}} and {{ at_once(full, 16)}}: blocks win back what reservation wastes, and here nothing is wasted.
 #
-# Scattering makes no read faster; single slots cost most, because each contiguous run is the shortest. So: one request
-# at a time, of known length, on a card with room to spare? Then the plain contiguous cache of lesson 03 is simpler and no
-# slower.
+# And no read gains by scattering. A large block hides the jump to the next one; single slots pay for every jump. So: one
+# request at a time, of known length, on a card with room to spare? Then the plain contiguous cache of lesson 03 is simpler
+# and no slower.
 #
 # <!-- zh -->
 # {{ at_once(full, MAX_LEN)}} 对 {{ at_once(full, 16)}}:分块赚回的是预留浪费掉的,这里本来就没浪费。
 #
-# 对读来说,打散没有任何好处;一格一格地读最贵,因为每次连续的那一段最短。所以:一次只跑一个请求、长度已知、显存有富余?那就用第 03 课的连续缓存,更简单,也不慢。
+# 对读来说,打散没有任何好处。块大,跳到下一块的代价摊薄了;一格一块,每一格都得跳一次。所以:一次只跑一个请求、长度已知、显存有富余?那就用第 03 课的连续缓存,更简单,也不慢。
 
 # %% [markdown] id="virtual-memory"
 # ## 9 · "Like virtual memory": how far?
@@ -595,7 +597,8 @@ for block in (256, 16, 1):
 # | who translates | the MMU, at each access | the attention kernel, once a block |
 # | a page is missing | fault, then the program goes on | never: blocks are taken *before* the step |
 # | memory runs out | evict some pages | give up *all* blocks of one request |
-# | sharing | pages with equal content | blocks with equal content **and** equal prefix |
+# | sharing | a page mapped twice | a block in two tables: equal tokens **and** equal prefix |
+# | a shared one is written | copy on write | never: only full blocks are shared, and full is final |
 #
 # <!-- zh -->
 # ## 9 · 「就像虚拟内存」:像到哪一步?
@@ -605,7 +608,8 @@ for block in (256, 16, 1):
 # | 谁来翻译 | MMU,每次访存 | 注意力内核,每块一次 |
 # | 缺页 | 陷入,处理完接着跑 | 不会缺:块在这一步**之前**就拿好 |
 # | 内存不够 | 换出几页 | 让一个请求交出**全部**块 |
-# | 共享 | 内容相同的页 | 内容相同**并且**前缀相同的块 |
+# | 共享 | 同一页映射两次 | 同一块写进两张表:token 相同**并且**前缀相同 |
+# | 往共享的地方写 | 先拷一份(写时复制) | 没有这回事:只共享写满的块,写满就不再改 |
 
 # %% [markdown] id="virtual-memory-read"
 # The third line is the deep one. A program may run with half of its pages in memory. Attention needs *every* earlier
@@ -620,9 +624,10 @@ for block in (256, 16, 1):
 #
 # | | nano-vllm `bb823b3` | vLLM `v0.24.0` |
 # | --- | --- | --- |
-# | the table | a Python list in `Sequence` | a row of an int32 tensor, `BlockTable.append_row` |
-# | slots | `ModelRunner.prepare_prefill`, `ModelRunner.prepare_decode`, on the host | `BlockTable.compute_slot_mapping`, a Triton kernel |
-# | unused entries | `ModelRunner.prepare_block_tables` pads with −1 | never read: the length decides; padded *slots* are −1 |
+# | the table | a Python list in `Sequence` | int32 on the GPU; `BlockTables.append_block_ids` sends only new entries |
+# | slots | `ModelRunner.prepare_prefill`, `ModelRunner.prepare_decode`, on the host | `BlockTables.compute_slot_mappings`, a Triton kernel |
+# | unused entries | `ModelRunner.prepare_block_tables` pads with −1 | left as they are: the length decides; padded rows name block 0 |
+# | padded slots | −1 | −1 |
 # | block size | 256 | 16 by default, if the backend agrees |
 #
 # <!-- zh -->
@@ -630,22 +635,24 @@ for block in (256, 16, 1):
 #
 # | | nano-vllm `bb823b3` | vLLM `v0.24.0` |
 # | --- | --- | --- |
-# | 块表 | `Sequence` 里的 Python 列表 | int32 张量的一行,`BlockTable.append_row` |
-# | 槽 | `ModelRunner.prepare_prefill`、`ModelRunner.prepare_decode`,在主机上算 | `BlockTable.compute_slot_mapping`,一个 Triton 内核 |
-# | 空着的项 | `ModelRunner.prepare_block_tables` 填 −1 | 不会去读,长度说了算;补齐的**槽**是 −1 |
+# | 块表 | `Sequence` 里的 Python 列表 | GPU 上的 int32;`BlockTables.append_block_ids` 只传新增的项 |
+# | 槽 | `ModelRunner.prepare_prefill`、`ModelRunner.prepare_decode`,在主机上算 | `BlockTables.compute_slot_mappings`,一个 Triton 内核 |
+# | 空着的项 | `ModelRunner.prepare_block_tables` 填 −1 | 不管它,长度说了算;补齐的行写 0 号块 |
+# | 补齐的槽 | −1 | −1 |
 # | 块大小 | 256 | 默认 16,前提是后端支持 |
 
 # %% [markdown] id="elsewhere-read"
 # Why −1 for padded slots? A CUDA graph runs a fixed number of rows; the extra ones must write **nowhere**. Slot 0 would
 # not do: in our pool it is a real token's place. Our kernels skip negative slots, and a test sees to it.
 #
-# vLLM keeps one buffer for all tables: a new block is appended to its request's row on the host, each step copies the rows
-# in use, and the GPU computes the slots from them.
+# The vLLM column is its model runner V2, in 0.24 the default for Qwen3 and Llama (`VllmConfig.use_v2_model_runner`). The
+# older runner serves most other models: `BlockTable.append_row` writes on the host, and each step copies all rows in use.
+# Block 0 holds nobody's tokens in vLLM.
 #
 # <!-- zh -->
 # 补齐的槽为什么是 −1?CUDA Graph 的行数是固定的,多出来的行必须**哪儿也不写**。写 0 不行:在我们的池子里,0 号槽是某个真 token 的位置。我们的内核遇到负数就跳过,有测试盯着。
 #
-# vLLM 的所有块表放在一个常驻缓冲里:新块在主机上追加到那一行,每步把用到的行拷到 GPU,槽就在 GPU 上算。
+# 表里 vLLM 那一列是它的 model runner V2,0.24 里 Qwen3 和 Llama 默认走它(`VllmConfig.use_v2_model_runner`)。其他模型大多还走老的 runner:`BlockTable.append_row` 写在主机上,每步把用到的行整行拷过去。vLLM 的 0 号块不放任何人的 token。
 
 # %% [markdown] id="recall-intro"
 # ## A · Whiteboard, three minutes
