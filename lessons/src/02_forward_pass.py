@@ -737,7 +737,7 @@ hunt("02")
 cards("02")
 
 # %% id="ask" tags=["varies"]
-ask("what does GQA shrink?")
+ask("what does GQA shrink?")  # ask your own: the answer comes in the language of the question
 
 # %% [markdown] id="next"
 # **Next:** lesson 03. This forward pass computes every earlier token anew for each new one. Stop that: the KV cache.
