@@ -9,7 +9,7 @@
 # <!-- zh -->
 # # 练习 03 · KV cache:别再重算
 #
-# 两道题,约 45 分钟。在标着**你来写**的格子里写,写完运行下面的检查。卡住了就运行 `hint("ex03a")`,一次给一条提示;同样的提示也折叠在每道题下面。
+# 两道题,约 45 分钟。在标着 `# yours` 的格子里写,写完运行下面的检查。卡住了就运行 `hint("ex03a")`,一次给一条提示;同样的提示也折叠在每道题下面。
 #
 # 课程:[03 · KV cache:别再重算](../../lessons/zh/03_kv_cache.ipynb)
 
@@ -89,14 +89,18 @@ check("ex03a", globals())
 # * every sequence attends to `context` tokens, its new one among them. Their KV is moved once; the weights once a step;
 # * 2 bytes a number, 4 if `model.dtype` is `"float32"`;
 # * each weight is used for 2 FLOPs a sequence; attention takes 4 × layers × query heads × head_dim × context more;
-# * if the head is not tied, the embedding is only a table to look up: leave it out. Nothing else is counted.
+# * if the head is not tied (`tie_word_embeddings`), leave the embedding out: it is only looked up. Nothing else counts.
+#
+# Of use: `model.num_parameters()`, `model.kv_bytes_per_token(width)`; to try it: `NAMED_CONFIGS`.
 #
 # <!-- zh -->
 # * `model` 是 `ModelConfig`;`bandwidth` 是字节每秒,`peak` 是 FLOP 每秒;
 # * 每条序列看 `context` 个 token,新的那个也算在内。它们的 KV 搬一次;权重每步搬一次;
 # * 每个数 2 字节;`model.dtype` 是 `"float32"` 时 4 字节;
 # * 每个权重对每条序列是 2 FLOP;注意力另加 4 × 层数 × query head 数 × head_dim × context;
-# * 输出头不共享时,embedding 只是查表,不算。别的都不算。
+# * 输出头不共享(`tie_word_embeddings`)时,embedding 只是查表,不算。别的都不算。
+#
+# 用得上的:`model.num_parameters()`、`model.kv_bytes_per_token(width)`;想试一试,模型在 `NAMED_CONFIGS` 里。
 
 # %% [markdown] id="ex03b-hints"
 # <!-- hints ex03b -->
@@ -105,6 +109,8 @@ check("ex03a", globals())
 # <!-- hints ex03b -->
 
 # %% id="ex03b-answer" tags=["answer"]
+from nanoengine.model.config import NAMED_CONFIGS
+
 # --- stub
 def turning_batch(model, bandwidth, peak, context):  # yours
     raise NotImplementedError("ex03b")

@@ -42,7 +42,7 @@ lesson("03", lang="en")
 #
 # > 「decode 为什么受带宽限制?还有,有了 KV cache,生成不就是线性的吗?」
 #
-# 两句常见的半对半错。「KV cache 让它变成 O(n)」:什么的 O(n)?「decode 慢是因为要读 KV cache」:batch 1、上下文不长时,读的几乎全是**权重**。面试官想听的是数:多少 FLOP,多少字节,卡在哪一个上。
+# 有两句话常听到,都只对一半。「KV cache 让它变成 O(n)」:什么的 O(n)?「decode 慢,是因为要读 KV cache」:batch 1、上下文不长时,读的几乎全是**权重**。面试官想听的是数:多少 FLOP,多少字节,卡在哪一个上。
 
 # %% [markdown] id="naive-intro"
 # ## 1 · First, the dumb version
@@ -59,6 +59,8 @@ lesson("03", lang="en")
 # **先预测**:5 个 token 的 prompt,新生成 6 个。一共有多少**人次**的 token 从模型里走过?
 
 # %% id="load"
+import torch
+
 from nanoengine import LLM, EngineConfig, SamplingParams
 from nanoengine.model.decoder import full_forward
 
@@ -78,26 +80,27 @@ def generate_naive(ids, steps):
 
 naive_steps = []
 naive_output = [generate_naive(ids, naive_steps) for ids in prompts]
-first = naive_steps[:NEW]
-print("tokens computed in each step:", [n for ((_, n),) in first], "in all", sum(n for ((_, n),) in first))
+first = [n for ((_, n),) in naive_steps[:NEW]]
+print("tokens computed in each step:", first, "in all", sum(first))
 print(repr(tokenizer.decode(naive_output[0])))
 
 # %% [markdown] id="naive-read"
-# {{ sum(n for ((_, n),) in first)}} token forwards for {{ NEW}} new tokens. And all but {{ len(prompts[0]) + NEW - 1}} of them compute numbers that were there a step
-# before. How much does one step cost as the text grows?
+# {{ sum(first)}} token forwards for {{ NEW}} new tokens. Only {{ len(prompts[0]) + NEW - 1}} tokens ever went in ({{ len(prompts[0])}} of the prompt, {{ NEW - 1}} new); the other {{ sum(first) - len(prompts[0]) - NEW + 1}} forwards
+# compute numbers that were there a step before.
+#
+# **Predict:** four times the text. How much longer does one step take?
 #
 # <!-- zh -->
-# 为了 {{ NEW}} 个新 token 走了 {{ sum(n for ((_, n),) in first)}} 人次,其中除了 {{ len(prompts[0]) + NEW - 1}} 次,算的都是上一步已经算过的数。文本越来越长,一步要多久?
+# 为了 {{ NEW}} 个新 token 走了 {{ sum(first)}} 人次。真正进过模型的 token 只有 {{ len(prompts[0]) + NEW - 1}} 个(prompt {{ len(prompts[0])}} 个,新的 {{ NEW - 1}} 个),剩下 {{ sum(first) - len(prompts[0]) - NEW + 1}} 人次算的都是上一步已经算过的数。
+#
+# **先预测**:文本长到四倍,一步要多花几倍时间?
 
 # %% id="naive-cost" tags=["varies"]
-import time
+from timeit import repeat
 
 def best_of(function, times=2):
-    def once():
-        start = time.perf_counter()
-        function()
-        return time.perf_counter() - start
-    return min(once() for _ in range(times))
+    """Seconds of the fastest run: what else the machine does only ever adds."""
+    return min(repeat(function, number=1, repeat=times))
 
 for known in (16, 64):
     ids = list(range(1000, 1000 + known))
@@ -107,35 +110,34 @@ for known in (16, 64):
 # %% [markdown] id="idea-intro"
 # ## 2 · What may be kept?
 #
-# Take one attention layer at the moment when token *t* is computed. It needs q, k, v of some tokens. **Predict**, for each: of which
-# tokens, and which of them were computed before?
+# The step grew with the text, and one token in it was new. What of the rest could we keep?
+#
+# Take attention in one layer, at the moment when token *t* is computed. **Predict:** whose q does it need, whose k, whose v? Which of
+# those were computed in an earlier step, and would they come out the same now?
 #
 # <!-- zh -->
 # ## 2 · 什么可以留下?
 #
-# 看某一层注意力,正在算第 *t* 个 token。它要用到一些 token 的 q、k、v。**先预测**:各要哪些 token 的?哪些之前已经算过?
+# 文本越长,一步越慢,可新的只有一个 token。剩下的能留下什么?
+#
+# 看某一层注意力,正在算第 *t* 个 token。**先预测**:它要谁的 q、谁的 k、谁的 v?其中哪些前面的步骤已经算过?现在再算,结果还一样吗?
 
 # %% id="reuse"
-import torch
-
 from nanoengine.attention.torch_attention import dense_attention
 
-ids = torch.tensor(prompts[2])
-seen = []
+ids, seen, layers = torch.tensor(prompts[2]), [], len(model.layers)
 
-def spy(q, k, v, cache, metadata, scale):
+def spy(q, k, v, cache, metadata, scale):  # the decoder calls it once in each layer
     seen.append((q.clone(), k.clone(), v.clone()))
     return dense_attention(q, k, v, cache, metadata, scale)
 
 with torch.inference_mode():
     for n in (len(ids) - 1, len(ids)):  # one step, and the next
-        model(ids[:n], torch.arange(n), spy, [None] * len(model.layers), None)
+        model(ids[:n], torch.arange(n), spy, [None] * layers, None)  # no caches, no metadata
 
-layers, n = len(model.layers), len(ids) - 1
 for i, name in enumerate("qkv"):
-    same = all(torch.allclose(seen[x][i], seen[x + layers][i][:n], atol=1e-4) for x in range(layers))
-    verdict = "the same in both steps" if same else "DIFFERENT"
-    print(f"{name} of the first {n} tokens, all {layers} layers: {verdict}")
+    same = all(torch.allclose(old[i], new[i][:-1], atol=1e-4) for old, new in zip(seen, seen[layers:]))
+    print(f"{name} of the first {n - 1} tokens, all {layers} layers: {'the same in both' if same else 'DIFFERENT'}")
 
 # %% [markdown] id="reuse-read"
 # All three come out the same: attention is causal, so a new token changes nothing to its left. Which ones are *asked for* again? The new
@@ -151,17 +153,18 @@ for i, name in enumerate("qkv"):
 # %% [markdown] id="yours-intro"
 # ## 3 · Your version
 #
-# The package's decoder takes attention **as an argument**, and hands each layer its own `cache`, without looking into it. So a KV cache
-# is one function: write the new k and v at their place, read all that is there.
+# The package's decoder takes attention **as an argument** and hands it two things that it never looks into: this layer's `cache`, and
+# the step's `metadata`. So a KV cache is one function: write the new k and v at their place, read all that is there.
 #
-# The cache is the simplest possible one: per layer one contiguous tensor `[2, max_len, kv_heads, head_dim]`.
+# Ours is the simplest possible: per layer one contiguous tensor `[2, max_len, kv_heads, head_dim]`, K then V; and as metadata one
+# number, `start`: how many tokens stand in it.
 #
 # <!-- zh -->
 # ## 3 · 你来写一遍
 #
-# 包里的 decoder 把注意力当**参数**收,每层的 `cache` 原样递过来,看都不看。所以 KV cache 就是一个函数:把新的 k、v 写到该在的位置,再把已有的全读出来。
+# 包里的 decoder 把注意力当**参数**收,再把两样东西原样递给它,自己看都不看:这一层的 `cache`,和这一步的 `metadata`。所以 KV cache 就是一个函数:把新的 k、v 写到该在的位置,再把已有的全读出来。
 #
-# 缓存用最简单的:每层一个连续的张量 `[2, max_len, kv_heads, head_dim]`。
+# 我们用最简单的:缓存是每层一个连续的张量 `[2, max_len, kv_heads, head_dim]`,先 K 后 V;metadata 只有一个数 `start`:缓存里已经有几个 token。
 
 # %% id="my-attention"
 def my_attention(q, k, v, cache, start, scale):
@@ -185,6 +188,7 @@ def forward(ids, caches, start):
     hidden = model(torch.tensor(ids), positions, my_attention, list(caches), start)
     return model.logits(hidden[-1:])[0]
 
+# %% id="my-generate"
 def generate_cached(ids, steps):
     caches, output, start, new = new_cache(len(ids) + NEW), [], 0, list(ids)
     while len(output) < NEW:
@@ -228,13 +232,14 @@ print("tokens computed in each step:", [n for ((_, n),) in cached_steps[:NEW]])
 # %% [markdown] id="engine-intro"
 # ## 4 · Plug it into the engine
 #
-# The engine has paged blocks. Make a block as long as a whole sequence, and a block *is* a contiguous cache. Fifteen lines turn
-# `my_attention` into a backend, and the real engine runs on it, three requests in one batch.
+# The engine has paged blocks. Make a block as long as a whole sequence, and a block *is* a contiguous cache. A dozen lines turn
+# `my_attention` into a backend, and the real engine runs on it, three requests in one batch: their tokens lie end to end, and a row of
+# the batch is one request's part.
 #
 # <!-- zh -->
 # ## 4 · 插进真引擎
 #
-# 引擎里的缓存是分块的。那就让一块和整条序列一样长,一块**就是**一段连续缓存。几行代码把 `my_attention` 包成一个后端,真引擎就跑在它上面,三个请求拼一个 batch。
+# 引擎里的缓存是分块的。那就让一块和整条序列一样长,一块**就是**一段连续缓存。十几行代码把 `my_attention` 包成一个后端,真引擎就跑在它上面。三个请求拼成一个 batch:token 首尾相接,每个请求的那一段是一行。
 
 # %% id="backend"
 from nanoengine.engine.llm_engine import LLMEngine
@@ -246,11 +251,11 @@ class Contiguous:
     def prepare(self, batch, block_size, device):
         """(first token of the row, tokens, tokens before, its one block) of each row."""
         first = batch.query_lens.cumsum() - batch.query_lens
-        before = batch.context_lens - batch.query_lens
+        before = batch.context_lens - batch.query_lens  # the context counts the new tokens, too
         blocks = [table[0] for table in batch.block_tables]
         return list(zip(first.tolist(), batch.query_lens.tolist(), before.tolist(), blocks))
 
-    def __call__(self, q, k, v, cache, rows, scale):
+    def __call__(self, q, k, v, cache, rows, scale):  # cache [2, blocks, block_size, kv_heads, head_dim]
         spans = [(slice(f, f + n), start, cache[:, block]) for f, n, start, block in rows]
         return torch.cat([my_attention(q[s], k[s], v[s], own, start, scale) for s, start, own in spans])
 
@@ -285,19 +290,18 @@ print("the package's own     :", [answer.token_ids == out for answer, out in zip
 # %% id="cost"
 def cost(steps, shape, width=4):
     """(passes, token forwards, FLOPs, bytes) of steps; a step is rows of (tokens before, tokens computed)."""
-    head = shape.vocab_size * shape.hidden_size
-    layers, kv = shape.num_parameters() - head, shape.kv_bytes_per_token(width)  # the head is tied here
+    head = shape.vocab_size * shape.hidden_size  # tied: the same numbers as the embedding
+    layers, kv = shape.num_parameters() - head, shape.kv_bytes_per_token(width)
     pair = 4 * shape.num_hidden_layers * shape.num_attention_heads * shape.head_dim  # q·k and weight·v
-    tokens = flops = moved = 0
-    for rows in steps:
-        moved += (layers + head) * width                             # all weights, once a pass
-        for before, n in rows:
-            tokens += n
-            flops += 2 * layers * n + 2 * head                       # logits of the last token only
-            flops += pair * sum(range(before + 1, before + n + 1))   # token i looks at i tokens
-            moved += kv * (before + n)                               # read the old KV, write the new
+    rows = [row for step in steps for row in step]
+    tokens = sum(n for _, n in rows)
+    pairs = sum(sum(range(before + 1, before + n + 1)) for before, n in rows)  # token i looks at i tokens
+    flops = 2 * layers * tokens + 2 * head * len(rows) + pair * pairs  # logits only where a row ends
+    moved = (layers + head) * width * len(steps)                       # all weights, once a pass
+    moved += kv * sum(before + n for before, n in rows)                # read the old KV, write the new
     return len(steps), tokens, flops, moved
 
+# %% id="ledger"
 engine_steps = [[(row["start"], row["tokens"]) for row in step["rows"]] for step in trace]
 ledger = {"naive": naive_steps, "cached": cached_steps, "engine": engine_steps}
 ledger = {name: cost(steps, shape) for name, steps in ledger.items()}
@@ -306,16 +310,16 @@ for name, (passes, tokens, flops, moved) in ledger.items():
           f"{moved / 1e9:6.2f} GB  {flops / moved:4.1f} FLOP/byte")
 
 # %% [markdown] id="cost-read"
-# Read it twice. The cache cuts FLOPs by {{ ledger['naive'][2] / ledger['cached'][2]:.1f}}, and the bytes **hardly at all**: both loops read every weight in every pass. So the
-# cached loop gets less out of each byte. The engine reads the weights once for three requests, and that is where
-# {{ 1 - ledger['engine'][3] / ledger['cached'][3]:.0%}} of the bytes go.
+# The cache divides the FLOPs by {{ ledger['naive'][2] / ledger['cached'][2]:.1f}} and leaves the bytes **as they were**, nearly: both loops read every weight in every pass. So the
+# cached loop gets less out of each byte. The engine reads the weights once for three requests, and saves
+# {{ 1 - ledger['engine'][3] / ledger['cached'][3]:.0%}} of the bytes.
 #
 # First the cache removes arithmetic, then batching removes bytes. They need each other.
 #
 # (`full_forward` even computes logits for all positions; we did not charge that.)
 #
 # <!-- zh -->
-# 看两遍。缓存把 FLOP 降到原来的 1/{{ ledger['naive'][2] / ledger['cached'][2]:.1f}},字节**几乎没少**:两个循环每一步都要把所有权重读一遍。所以带缓存之后,每个字节换来的计算反而更少。引擎为三个请求只读一遍权重,字节这才少了 {{ 1 - ledger['engine'][3] / ledger['cached'][3]:.0%}}。
+# 缓存让 FLOP 只剩 {{ ledger['cached'][2] / ledger['naive'][2]:.0%}},字节却**几乎没少**:两个循环每一步都要把所有权重读一遍。所以带缓存之后,每个字节换来的计算反而更少。引擎为三个请求只读一遍权重,字节这才少了 {{ 1 - ledger['engine'][3] / ledger['cached'][3]:.0%}}。
 #
 # 缓存先去掉多余的计算,拼批再去掉多余的搬运,两者缺一不可。
 #
@@ -324,12 +328,13 @@ for name, (passes, tokens, flops, moved) in ledger.items():
 # %% [markdown] id="bigo-intro"
 # ## 6 · "O(n) or O(n²)?", exactly
 #
-# From nothing, generate *n* tokens. Double *n* again and again, and look at the growth. **Predict** the four factors.
+# A prompt of one token, then *n* new ones. Double *n*, and four things grow: token forwards and attention pairs (a query meeting a
+# key), without a cache and with one. **Predict** the four factors.
 #
 # <!-- zh -->
 # ## 6 · 「O(n) 还是 O(n²)?」,说准
 #
-# 从零开始生成 *n* 个 token。*n* 一次次翻倍,看各项涨几倍。**先预测**下面四个倍数。
+# prompt 只有 1 个 token,往后生成 *n* 个。*n* 翻一倍,没有缓存和有缓存,token 前向和注意力的 query-key 对(一个 query 见一个 key)各涨几倍?**先预测**这四个倍数。
 
 # %% id="bigo"
 def counts(n, cached):
@@ -345,13 +350,20 @@ for name, cached in (("naive", False), ("cached", True)):
 
 # %% id="share"
 from nanoengine.model.config import NAMED_CONFIGS
+from nanoengine.viz.plots import lines
 
 qwen = NAMED_CONFIGS["qwen3-0.6b"]
 pair = 4 * qwen.num_hidden_layers * qwen.num_attention_heads * qwen.head_dim
-for context in (128, 1024, 4096, 32768):
-    share = pair * context / (pair * context + 2 * qwen.num_parameters())
-    print(f"Qwen3-0.6B, context {context:6,}: attention is {share:4.0%} of the FLOPs of a decoded token")
-even = 2 * qwen.num_parameters() // pair
+even = 2 * qwen.num_parameters() // pair  # context at which attention weighs as much as the products
+
+def teraflops(n, cached):
+    (tokens, pairs), head = counts(n, cached), qwen.vocab_size * qwen.hidden_size
+    return (2 * (qwen.num_parameters() - head) * tokens + 2 * head * n + pair * pairs) / 1e12
+
+sizes = [4**i for i in range(2, 9)]
+work = {name: [teraflops(n, cached) for n in sizes] for name, cached in (("no cache", False), ("cache", True))}
+lines(sizes, work, xlabel="tokens generated", ylabel="TFLOP in all", logx=True, logy=True,
+      title="Qwen3-0.6B: work to generate n tokens")
 
 # %% [markdown] id="bigo-read"
 # | | no cache | cache |
@@ -359,8 +371,8 @@ even = 2 * qwen.num_parameters() // pair
 # | token forwards (matrix products) | n(n+1)/2, O(n²) | n, O(n) |
 # | attention pairs | n(n+1)(n+2)/6, O(n³) | n(n+1)/2, **O(n²)** |
 #
-# "Linear" is true of the matrix products, which dominate while the context is short. For this model both weigh the same at a context of
-# about {{ even:,}} tokens; after that, the quadratic part is the larger one.
+# "Linear" is true of the matrix products, which dominate while the context is short. In Qwen3-0.6B a decoded token's attention weighs as
+# much as its products at a context of about {{ even:,}}; beyond, both curves turn steeper: the higher power takes over.
 #
 # <!-- zh -->
 # | | 没有缓存 | 有缓存 |
@@ -368,7 +380,7 @@ even = 2 * qwen.num_parameters() // pair
 # | token 前向(矩阵乘) | n(n+1)/2,O(n²) | n,O(n) |
 # | 注意力的 query-key 对 | n(n+1)(n+2)/6,O(n³) | n(n+1)/2,**O(n²)** |
 #
-# 「线性」说的是矩阵乘,上下文不长时它占大头。这个模型在上下文约 {{ even:,}} 个 token 时两边一样重,再长,平方的那部分就更大了。
+# 「线性」说的是矩阵乘,上下文不长时它占大头。Qwen3-0.6B 解码一个 token,上下文到约 {{ even:,}} 时,注意力和矩阵乘一样重;再往后,两条曲线都变陡:高次的那一项接管了。
 
 # %% [markdown] id="misconception"
 # > **Common misconception.** "With a KV cache, each token costs the same."
@@ -384,17 +396,18 @@ even = 2 * qwen.num_parameters() // pair
 # %% [markdown] id="roof-intro"
 # ## 7 · The roofline
 #
-# A machine does at most `peak` FLOPs a second and moves at most `bandwidth` bytes. A step that does I FLOPs for each byte reaches at most
-# **min(peak, I × bandwidth)**. Measure this machine first.
+# A machine does at most `peak` FLOPs a second and moves at most `bandwidth` bytes. A step that does I FLOPs for each byte (its arithmetic
+# intensity) reaches at most **min(peak, I × bandwidth)**: a slope, where memory is the limit, then a flat roof, where arithmetic is. The
+# corner is at I = peak / bandwidth. Measure this machine first.
 #
-# **Predict:** on which side does a decode step of one sequence lie?
+# **Predict:** is a decode step of one sequence left of the corner, or right?
 #
 # <!-- zh -->
 # ## 7 · 屋顶线
 #
-# 一台机器每秒最多做 `peak` 次 FLOP,最多搬 `bandwidth` 个字节。一步活,每搬一个字节做 I 次 FLOP,那它最多跑到 **min(peak, I × bandwidth)**。先量一下这台机器。
+# 一台机器每秒最多做 `peak` 次 FLOP,最多搬 `bandwidth` 个字节。一步计算,每搬一个字节做 I 次 FLOP(这叫算术强度),最多跑到 **min(peak, I × bandwidth)**:先是斜坡,卡在内存上;再是平顶,卡在算力上。拐角在 I = peak / bandwidth。先量一下这台机器。
 #
-# **先预测**:单条序列的一步 decode,落在哪一边?
+# **先预测**:单条序列的一步 decode,在拐角左边还是右边?
 
 # %% id="machine" tags=["varies"]
 big, matrix = torch.ones(2**26), torch.randn(1024, 1024)
@@ -406,8 +419,19 @@ weight_bytes = shape.num_parameters() * 4
 print(f"a decode step cannot be faster than {weight_bytes / bandwidth * 1000:.0f} ms: the weights alone")
 caches = new_cache(513)
 for start in (16, 512):
-    seconds = best_of(lambda start=start: forward([7], caches, start), 3)
+    seconds = best_of(lambda start=start: forward([7], caches, start), 8)
     print(f"measured, {start:3} tokens before: {seconds * 1000:.0f} ms")
+
+# %% [markdown] id="machine-read"
+# Look back at section 1: recomputing took several times as long, and the more the longer the text. Here 32 times the context adds little.
+#
+# The measured step still lies above the bound. A bound says what cannot be beaten: it leaves out KV, activations and the calls of thirty
+# layers, and a product with a single row does not read at the full rate either.
+#
+# <!-- zh -->
+# 回头看第 1 节:重算要慢好几倍,文本越长,差得越多;现在上下文长到 32 倍,也只多一点点。
+#
+# 实测还是在下限之上。下限只说「不可能更快」:KV、激活值、三十层一次次的调用都没算进去,只有一行的矩阵乘也读不满带宽。
 
 # %% id="roof" tags=["varies"]
 from nanoengine.viz.roofline import roofline
@@ -427,12 +451,12 @@ roofline(machines, dots, title="Decode at context 1024, and a prefill of 512")
 # The dots are counted, not timed.)
 #
 # Decode of one sequence: {{ decode['B=1']:.1f}} FLOP a byte, on a card that could do {{ 685e12 / 4.28e12:.0f}}. It waits for memory more than 99% of the time: **memory-bound**. A prefill of 512 tokens
-# uses each weight 512 times.
+# uses each weight 512 times, and is under the flat roof: **compute-bound**.
 #
 # <!-- zh -->
 # (H200 那条线是带日期的记录:一张卡,torch 2.11,设备内拷贝 4.28 TB/s,8192 见方的 bf16 矩阵乘 685 TFLOP/s,2026-11-29;模型是 bf16 的 Qwen3-0.6B。点是数出来的,不是计时。)
 #
-# 单条序列 decode,每字节 {{ decode['B=1']:.1f}} FLOP,而这张卡每字节做得了 {{ 685e12 / 4.28e12:.0f}} 次。99% 以上的时间在等内存:这就叫**受带宽限制**。512 个 token 的 prefill,每个权重用 512 次。
+# 单条序列 decode,每字节 {{ decode['B=1']:.1f}} FLOP,而这张卡每字节做得了 {{ 685e12 / 4.28e12:.0f}} 次。99% 以上的时间在等内存:这就叫**受带宽限制**。512 个 token 的 prefill,每个权重用 512 次,已经到了平顶:**受算力限制**。
 
 # %% [markdown] id="key-insight"
 # > **Key insight.** The KV cache does not remove the cost, it **changes its currency**: from arithmetic to memory traffic. What is left of a
@@ -453,8 +477,6 @@ roofline(machines, dots, title="Decode at context 1024, and a prefill of 512")
 # 序列多了,每个权重就多用几次。**先预测**:上下文 1024,H200 上 batch 多大,decode 才转为受算力限制?
 
 # %% id="batch"
-from nanoengine.viz.plots import lines
-
 batches = [4**i for i in range(9)]
 curves = {f"context {c}": [intensity(qwen, b, c) for b in batches] for c in (0, 128, 1024)}
 curves["H200: 160 FLOP/byte"] = [685e12 / 4.28e12] * len(batches)
@@ -462,17 +484,17 @@ lines(batches, curves, xlabel="batch", ylabel="FLOP a byte", logx=True, logy=Tru
       title="Arithmetic intensity of decode")
 
 # %% [markdown] id="batch-read"
-# With no context the line rises and crosses. At context 1024 it bends and stays below **for ever**: it tends to
-# {{ curves['context 1024'][-1]:.0f}} FLOP a byte. Each new sequence brings its own KV, and KV is used **once**: about
-# {{ pair / qwen.kv_bytes_per_token(2):.0f}} FLOP for each of its bytes here (one for each query head of a KV head's group, in bf16). Weights are shared by a batch; KV is
-# not.
+# With no context the line crosses. At context 1024 it stays below **for ever**, at {{ curves['context 1024'][-1]:.0f}} FLOP a byte. A batch shares the
+# weights, but not KV: each sequence brings its own, used **once**, for {{ pair / qwen.kv_bytes_per_token(2):.0f}} FLOP a byte of attention (in bf16, one for each query head of a
+# KV head's group). The rest of the {{ curves['context 1024'][-1]:.0f}} is the weights' arithmetic.
 #
-# "A large batch makes decode compute-bound" is true for short contexts only. Exercise 03b finds the batch, or proves that there is none.
+# "A large batch makes decode compute-bound" is true for short contexts only: here below {{ 2 * qwen.num_parameters() / (685e12 / 4.28e12 * qwen.kv_bytes_per_token(2) - pair):.0f}} tokens. Exercise 03b finds the
+# batch, or proves that there is none.
 #
 # <!-- zh -->
-# 没有上下文时,曲线随 batch 一路上升,越过那条线。上下文 1024 时,它拐弯了,**永远**够不着:极限是每字节 {{ curves['context 1024'][-1]:.0f}} FLOP。每多一条序列就带来自己的 KV,而 KV **只用一次**:这里每个字节大约换 {{ pair / qwen.kv_bytes_per_token(2):.0f}} FLOP(bf16 下,一个 KV head 那一组里有几个 query head 就是几)。权重可以大家分摊,KV 不行。
+# 没有上下文时,曲线一路上升,越过那条线。上下文 1024 时,它**永远**够不着:停在每字节 {{ curves['context 1024'][-1]:.0f}} FLOP。权重可以大家分摊,KV 不行:每条序列都带着自己的 KV,而且**只用一次**,一个字节只换来 {{ pair / qwen.kv_bytes_per_token(2):.0f}} FLOP 的注意力(bf16 下,一个 KV head 那一组里有几个 query head 就是几)。{{ curves['context 1024'][-1]:.0f}} 里其余的,是权重那边的计算。
 #
-# 「batch 大了 decode 就受算力限制」,只在上下文短的时候对。练习 03b 就是求出这个 batch,或者证明它不存在。
+# 「batch 大了 decode 就受算力限制」,只在上下文短的时候对:这里是不到 {{ 2 * qwen.num_parameters() / (685e12 / 4.28e12 * qwen.kv_bytes_per_token(2) - pair):.0f}} 个 token。练习 03b 就是求出这个 batch,或者证明它不存在。
 
 # %% [markdown] id="source-intro"
 # ## 9 · Open the source
@@ -497,12 +519,13 @@ show(Attention.forward, highlight="attention(q, k, v, cache")
 # * `store` comes **first**: the new token must see itself.
 # * `row.blocks is None` is our `n > 1` case: a prompt with nothing before it attends to its own k and v. With a prefix before it
 #   (a chunk, a cache hit) it gathers, and needs a mask that is **shifted**: exercise 03a.
-# * The decoder never asks what `cache` is. Paging, quantised KV or your tensor: it is the backend's business alone.
+# * The decoder only passes `cache` on. Paging, quantised KV or your tensor: the backend's business alone. (`slots` lets a fused GPU
+#   kernel store k and v while it turns them; here it is None.)
 #
 # <!-- zh -->
 # * `store` 在**前**:新 token 得看得见自己。
 # * `row.blocks is None` 就是我们的 `n > 1`:前面什么都没有的 prompt,直接对自己的 k、v 做注意力。前面有东西(chunk、缓存命中)就要 gather,而且掩码得**错开**:练习 03a。
-# * decoder 从不问 `cache` 是什么。分页、量化的 KV、还是你那个张量,都只是后端自己的事。
+# * decoder 只管把 `cache` 往下传。分页、量化的 KV、还是你那个张量,都只是后端自己的事。(`slots` 是给 GPU 上的融合内核用的,转 RoPE 的同时就把 k、v 存好;这里是 None。)
 
 # %% [markdown] id="negative-intro"
 # ## 10 · Where it does not help
@@ -525,12 +548,12 @@ copied = sum(2 * kv * known for known in range(512, 1024))  # cat reads the old 
 print(f"512 -> 1024 tokens: in place {512 * kv / 1e6:.0f} MB, copied by torch.cat {copied / 1e9:.0f} GB")
 
 # %% [markdown] id="negative-read"
-# For one new token: nothing saved at all, only memory spent. And `torch.cat` copies the whole cache in every step: {{ copied / 1e9:.0f}} GB moved to add {{ 512 * kv / 1e6:.0f}} MB. It is O(n²)
-# *bytes*, in the currency that decode is short of. So one reserves memory ahead; how much, when nobody knows how long an answer
+# For one new token: nothing saved at all, only memory spent. And `torch.cat` copies the whole cache in every step: {{ copied / 1e9:.0f}} GB moved to add {{ 512 * kv / 1e6:.0f}} MB. Attention
+# must read {{ copied / 2e9:.0f}} GB of KV over these steps anyway; `cat` makes it three times that, in the currency that decode is short of. So one reserves memory ahead; how much, when nobody knows how long an answer
 # gets? That is the question of lesson 04.
 #
 # <!-- zh -->
-# 只要一个 token:一点没省,白占内存。而 `torch.cat` 每一步都把整个缓存拷一遍:为了加 {{ 512 * kv / 1e6:.0f}} MB,搬了 {{ copied / 1e9:.0f}} GB。这是 O(n²) 的**字节**,花的正是 decode 最缺的那种货币。所以得提前把地方占好。可谁也不知道回答会有多长,占多少呢?这就是第 04 课的问题。
+# 只要一个 token:一点没省,白占内存。而 `torch.cat` 每一步都把整个缓存拷一遍:为了加 {{ 512 * kv / 1e6:.0f}} MB,搬了 {{ copied / 1e9:.0f}} GB。这些步里,注意力本来就得读 {{ copied / 2e9:.0f}} GB 的 KV,`cat` 一来变成三倍,花的正是 decode 最缺的那种货币。所以得提前把地方占好。可谁也不知道回答会有多长,占多少呢?这就是第 04 课的问题。
 
 # %% [markdown] id="elsewhere"
 # ## 11 · What vLLM and nano-vllm do here
@@ -602,10 +625,6 @@ hunt("03")
 # * **03a** cached attention for chunks of any length, equal to recomputing;
 # * **03b** the batch at which decode stops being bandwidth-bound, or None.
 #
-# ## Interview cards
-#
-# Say each aloud in 30 seconds, then compare.
-#
 # <!-- zh -->
 # ## D · 练习
 #
@@ -613,7 +632,13 @@ hunt("03")
 #
 # * **03a** 任意长度的 chunk 都能用的带缓存注意力,和重算一样;
 # * **03b** batch 多大时 decode 不再受带宽限制;没有就返回 None。
+
+# %% [markdown] id="card-intro"
+# ## Interview cards
 #
+# Say each aloud in 30 seconds, then compare.
+#
+# <!-- zh -->
 # ## 面试复述卡
 #
 # 每张先出声讲 30 秒,再看参考答法。

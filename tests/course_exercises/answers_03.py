@@ -39,7 +39,7 @@ def token_by_token(q, k, v, cache, start, scale):
 
 
 def _attention(*, write=True, at=None, first=None, shift=True, causal=True, repeat="interleave", scaled=True, used=True,
-               flat=False):  # fmt: skip
+               flat=False, hide="before"):  # fmt: skip
     """A cached_attention with one thing done differently."""
 
     def cached_attention(q, k, v, cache, start, scale):
@@ -57,8 +57,14 @@ def _attention(*, write=True, at=None, first=None, shift=True, causal=True, repe
         scores = torch.einsum("qhd,khd->hqk", q, keys) * (scale if scaled else 1)
         if causal and used:
             mask = torch.ones(n, length).tril(start if shift else 0)
-            scores = scores.masked_fill(mask == 0, -1e9)
-        out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+            if hide == "strict":
+                mask = mask.tril(start - 1)
+            if hide in ("before", "strict"):
+                scores = scores.masked_fill(mask == 0, -torch.inf)
+            if hide == "zero":
+                scores = scores * mask
+        weights = scores.softmax(-1) * (mask if hide == "late" else 1)
+        out = torch.einsum("hqk,khd->qhd", weights, values)
         return out.flatten(1) if flat else out
 
     return cached_attention
@@ -94,22 +100,27 @@ WRONG = {
         "repeat": (_attention(repeat="tile"), "wrong", "repeat_interleave, not repeat"),
         "the whole cache": (_attention(used=False), "wrong", "never written"),
         "no scale": (_attention(scaled=False), "wrong", "not multiplied by scale"),
+        "not itself": (_attention(hide="strict"), "wrong", "compare positions with <="),
+        "masks with 0": (_attention(hide="zero"), "wrong", "exp(0) = 1"),
+        "masks late": (_attention(hide="late"), "wrong", "do not sum to 1"),
         "flat": (_attention(flat=True), "wrong", "one row a new token"),
-        "the lesson's": (the_lessons, "wrong", "Print the scores"),
+        "the lesson's": (the_lessons, "wrong", "Print the weights"),
         "asks the package": (asks_the_package, "imported", "dense_attention"),
     }
 }
 
 
-def _batch(*, heads="num_attention_heads", embedding=False, width=None, kv=True, fma=2, never=None, rounding=math.ceil):
+def _batch(*, heads="num_attention_heads", embedding=False, width=None, kv=True, fma=2, never=None, rounding=math.ceil,
+           both=2, more=0):  # fmt: skip
     """A turning_batch with one thing done differently."""
 
     def turning_batch(model, bandwidth, peak, context):
+        context += more
         each = width or (4 if model.dtype == "float32" else 2)
         weights = model.num_parameters()
         if not model.tie_word_embeddings and not embedding:
             weights -= model.vocab_size * model.hidden_size
-        read = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * each * context * kv
+        read = both * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * each * context * kv
         pairs = 2 * fma * model.num_hidden_layers * getattr(model, heads) * model.head_dim * context * kv
         gain = (fma * weights + pairs) / peak - read / bandwidth
         if gain <= 0:
@@ -145,6 +156,18 @@ def ridge(model, bandwidth, peak, context):
     return math.ceil(peak / bandwidth)
 
 
+def gives_up(model, bandwidth, peak, context):
+    """Tries batch after batch, and takes a large one for none."""
+    each = {"float32": 4}.get(model.dtype, 2)
+    n = model.num_parameters() - (0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size)
+    token = model.kv_bytes_per_token(each)
+    done = 2 * n + 4 * model.num_hidden_layers * model.num_attention_heads * model.head_dim * context
+    for batch in range(1, 10_000):
+        if batch * done * bandwidth >= (n * each + batch * context * token) * peak:
+            return batch
+    return None
+
+
 def asks_the_check(model, bandwidth, peak, context):
     return search(Step(model), BatchCase(model.name, bandwidth, peak, context))
 
@@ -159,6 +182,10 @@ WRONG["ex03b"] = {
     "infinity": (_batch(never=math.inf), "wrong", "Return None"),
     "rounds down": (_batch(rounding=math.floor), "wrong", "Round up"),
     "ridge": (ridge, "wrong", "the weights alone"),
+    "ridge, a float": (lambda model, bandwidth, peak, context: peak / bandwidth, "wrong", "the weights alone"),
+    "K only": (_batch(both=1), "wrong", "K and V are both read"),
+    "one token more": (_batch(more=1), "wrong", "counts the new token, too"),
+    "gives up": (gives_up, "wrong", "gives up too early"),
     "always None": (lambda *a: None, "wrong", "There is one here"),
     "asks the check": (asks_the_check, "imported", "weight_shapes"),
 }

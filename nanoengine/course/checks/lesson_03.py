@@ -15,8 +15,7 @@ ATTENTION = Exercise(
     hints=(
         dict(
             en="Write first: `cache[0, start : start + n] = k`, the same for v. Then keys and values are the first "
-            "start + n "
-            "slots of the cache, whatever n is: prompt, chunk and decode are one case.",
+            "start + n slots of the cache, whatever n is: prompt, chunk and decode are one case.",
             zh="先写:`cache[0, start : start + n] = k`,v 同理。然后 keys、values 就取缓存的前 start + n 个槽,n 是几"
             "都一样:prompt、chunk、decode 是同一种情况。",
         ),
@@ -51,23 +50,20 @@ BATCH = Exercise(
                                               zh="8 · 加大 batch,能离开斜坡吗?")),  # fmt: skip
     hints=(
         dict(
-            en="Two times, each linear in the batch. Bytes: a + b x batch (weights, and KV a sequence). FLOPs: c x "
-            "batch. Put "
-            "each over its rate.",
+            en="Two times, each linear in the batch. Bytes: a + b × batch (weights, and KV a sequence). FLOPs: c × "
+            "batch. Put each over its rate.",
             zh="两个时间,都是 batch 的一次式。字节:a + b × batch(权重,加每条序列的 KV)。FLOP:c × batch。各除以自己的"
             "速率。",
         ),
         dict(
-            en="c x batch / peak >= (a + b x batch) / bandwidth. Bring batch to one side: batch x (c / peak - b / "
-            "bandwidth) >= a "
-            "/ bandwidth. If the bracket is not positive, no batch will do.",
+            en="c × batch / peak >= (a + b × batch) / bandwidth. Bring batch to one side: batch × (c / peak - b / "
+            "bandwidth) >= a / bandwidth. If the bracket is not positive, no batch will do.",
             zh="c × batch / peak ≥ (a + b × batch) / bandwidth。把 batch 挪到一边:batch × (c / peak − b / "
             "bandwidth) ≥ a / bandwidth。括号不是正的,多大的 batch 都不行。",
         ),
         dict(
-            en="Whole numbers avoid rounding: batch >= a x peak / (c x bandwidth - b x peak), `-(-x // y)` rounds "
-            "up. Weights: "
-            "`num_parameters()`, less vocab_size x hidden_size if the head is not tied.",
+            en="Whole numbers avoid rounding: batch >= a × peak / (c × bandwidth - b × peak), `-(-x // y)` rounds "
+            "up. Weights: `num_parameters()`, less vocab_size × hidden_size if the head is not tied.",
             zh="用整数就没有舍入:batch ≥ a × peak / (c × bandwidth − b × peak),`-(-x // y)` 向上取整。权重数"
             ":`num_parameters()`,头不共享时减去 vocab_size × hidden_size。",
         ),

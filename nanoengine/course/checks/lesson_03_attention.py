@@ -57,6 +57,8 @@ def run_attention(answer, case: AttentionCase) -> Failure | None:
         failure = _cache(cache, k, v, start + n, where)
         if failure is not None:
             return failure
+        if got.isnan().any():
+            return Failure("numbers", f"{where}: NaN in row {int(got.isnan().nonzero()[0, 0])} of {n}", NAN)
         want = by_hand(q[new], k, v, start, scale, case.group)
         if not torch.allclose(got.float(), torch.tensor(want), atol=1e-4):
             return _difference(got, want, (q[new], k, v, start, scale, case), where)
@@ -64,8 +66,11 @@ def run_attention(answer, case: AttentionCase) -> Failure | None:
     return None
 
 
-def by_hand(q, k, v, start, scale, group, *, sees=None, kv_head=None, cache=None) -> list:
-    """Rows of attention as lists; ``sees``, ``kv_head`` and ``cache`` stand for what a slip would do instead."""
+def by_hand(q, k, v, start, scale, group, *, sees=None, kv_head=None, cache=None, mask=None) -> list:
+    """Rows of attention as lists. The keywords stand for what a slip would do instead.
+
+    mask: "zero", a score that may not be seen becomes 0; "late", it is taken out after the softmax.
+    """
     keys, values = (x.tolist() for x in ((k, v) if cache is None else cache))
     rows = []
     for i, heads in enumerate(q.tolist()):
@@ -74,8 +79,12 @@ def by_hand(q, k, v, start, scale, group, *, sees=None, kv_head=None, cache=None
         for h, query in enumerate(heads):
             own = h // group if kv_head is None else kv_head(h)
             weights = [math.exp(scale * sum(a * b for a, b in zip(query, keys[t][own], strict=True)))
-                       for t in range(last)]  # fmt: skip
+                       for t in range(last if mask is None else start + len(q))]  # fmt: skip
+            if mask == "zero":
+                weights[last:] = [1.0] * len(weights[last:])
             total = sum(weights) or 1.0
+            if mask == "late":
+                weights = weights[:last]
             row.append([sum(w * values[t][own][x] for t, w in enumerate(weights)) / total for x in range(len(query))])
         rows.append(row)
     return rows
@@ -111,6 +120,8 @@ def _difference(got, want: list, given: tuple, where: str) -> Failure:
         (GROUPS, dict(kv_head=lambda h: h % case.kv_heads)),
         (UNUSED, dict(sees=lambda i: whole.shape[1], cache=whole)),
         (SCALE, dict(scale=1.0)),
+        (ZERO, dict(mask="zero")),
+        (LATE, dict(mask="late")),
     )
     why = OTHER
     for text, change in slips:
@@ -178,9 +189,19 @@ GROUPS = dict(en="Query head h reads KV head h // group: repeat_interleave, not 
 UNUSED = dict(en="Slots that were never written take part: read the first start + n slots only.",
               zh="没写过的槽也参与了:只读前 start + n 个槽。")  # fmt: skip
 SCALE = dict(en="The scores are not multiplied by scale.", zh="打分没有乘 scale。")
+NAN = dict(
+    en="Some row may see nothing at all: the softmax of -inf alone is NaN. Row i sees start + i + 1 keys, its own "
+    "among them: compare positions with <=, not <.",
+    zh="有一行什么都看不见:全是 -inf,softmax 出来就是 NaN。第 i 行看 start + i + 1 个 key,包括自己:位置要用 <= 比,"
+    "不是 <。",
+)
+ZERO = dict(en="A score of 0 is not hidden: exp(0) = 1. Put -inf where a row may not look, before the softmax.",
+            zh="打分填 0 不等于看不见:exp(0) = 1。不能看的地方,softmax 之前填 -inf。")  # fmt: skip
+LATE = dict(en="The mask comes after the softmax, so the weights left do not sum to 1. Put -inf into the scores first.",
+            zh="掩码加在 softmax 之后,剩下的权重和不是 1。要先把打分填成 -inf。")  # fmt: skip
 OTHER = dict(
-    en="Per row and head: softmax over scale x (q · k) of the keys it may see, then that mean of the values. Print "
-    "the scores "
-    "of the smallest case.",
-    zh="逐行逐 head:对它看得见的 key 做 softmax(scale × (q · k)),再对 v 加权平均。把最小用例的打分打印出来看看。",
+    en="Per row and head: softmax over scale × (q · k) of the keys it may see, then that mean of the values. Print the "
+    "weights of the smallest case: [heads, n, keys], and over the keys each row sums to 1.",
+    zh="逐行逐 head:对它看得见的 key 做 softmax(scale × (q · k)),再对 v 加权平均。把最小用例的权重打印出来:形状是 "
+    "[heads, n, keys],每一行沿 key 加起来是 1。",
 )

@@ -41,8 +41,8 @@ def run_batch(answer, case: BatchCase) -> Failure | None:
 class Step:
     """What one decode step takes. The switches are what a slip would count instead."""
 
-    def __init__(self, model: ModelConfig, *, width=None, heads=None, embedding=None, factor=1, kv=True):
-        self.model, self.factor, self.kv = model, factor, kv
+    def __init__(self, model: ModelConfig, *, width=None, heads=None, embedding=None, factor=1, kv=True, both=True):
+        self.model, self.factor, self.kv, self.both = model, factor, kv, both
         self.width = width or (4 if model.dtype == "float32" else 2)
         self.heads = heads or model.num_attention_heads
         shapes = list(weight_shapes(model))
@@ -53,7 +53,7 @@ class Step:
     def bytes(self, batch: int, context: int) -> int:
         numbers = self.weights
         for _layer in range(self.model.num_hidden_layers if self.kv else 0):
-            numbers += batch * 2 * context * self.model.num_key_value_heads * self.model.head_dim
+            numbers += batch * (1 + self.both) * context * self.model.num_key_value_heads * self.model.head_dim
         return numbers * self.width
 
     def flops(self, batch: int, context: int) -> int:
@@ -97,8 +97,14 @@ def _why(model: ModelConfig, case: BatchCase, got, want) -> Text:
         (WIDTH, dict(width=2)),
         (WIDTH, dict(width=4)),
         (HALF, dict(factor=2)),
+        (BOTH, dict(both=False)),
     )
     fit = [text for text, change in slips if got == search(Step(model, **change), case)]
+    if got == search(Step(model), replace(case, context=case.context + 1)):
+        fit.append(CONTEXT)
+    corner = search(Step(model, kv=False), case)
+    if not fit and 0 < corner - got <= 1:  # peak / bandwidth, as it is or rounded down
+        fit.append(KV)
     if fit:  # two slips may give the same number
         return {lang: joint.join(text[lang] for text in fit) for lang, joint in OR.items()}
     return ROUND if abs(got - want) <= 1 else OTHER
@@ -111,8 +117,8 @@ def random_case(rng: random.Random) -> BatchCase:
 
 
 def smaller(case: BatchCase) -> Iterator[BatchCase]:
-    """The lesson's model and card, a short context."""
-    for name, value in (("model", "qwen3-0.6b"), ("bandwidth", 4280 * 10**9), ("peak", 685 * 10**12), ("context", 1)):
+    """The lesson's model and card, a context at which the slips give numbers far apart."""
+    for name, value in (("model", "qwen3-0.6b"), ("bandwidth", 4280 * 10**9), ("peak", 685 * 10**12), ("context", 32)):
         if getattr(case, name) != value:
             yield replace(case, **{name: value})
 
@@ -131,17 +137,20 @@ BOUNDARIES = (
     BatchCase("tiny-llama", 50 * 10**9, 10**12, 16),  # float32, and a head of its own
     BatchCase("qwen3-8b", *H200, 128),  # a head of its own: the embedding is only looked up
     BatchCase("qwen3-8b", 1008 * 10**9, 165 * 10**12, 16),
+    BatchCase("qwen3-8b", *H200, 657),  # just below the context from which there is none: a batch of 126,022
     BatchCase("qwen3-0.6b", 10**15, 10**12, 1024),  # compute-bound from the first sequence on
 )
 
 FOREVER = dict(
     en="There is no such batch: each further sequence adds more time for its KV than for its arithmetic. Return None "
-    "when the "
-    "time per sequence says so.",
+    "when the time per sequence says so.",
     zh="没有这样的 batch:每多一条序列,读 KV 多出来的时间比计算多出来的还长。每条序列的时间一比就知道,这时返回 None。",
 )
-EXISTS = dict(en="There is one here: a sequence adds more arithmetic than traffic, so a large enough batch gets there.",
-              zh="这里是有的:每多一条序列,增加的计算时间比搬运时间多,batch 够大就到了。")  # fmt: skip
+EXISTS = dict(
+    en="There is one here: a sequence adds more time for arithmetic than for traffic, so a large enough batch gets "
+    "there. A search that gives up too early misses it; an equation does not.",
+    zh="这里是有的:每多一条序列,增加的计算时间比搬运时间多,batch 够大就到了。逐个去试,停得太早就会漏掉;解方程不会。",
+)
 TYPE = dict(en="Return a whole number, or None; not infinity.", zh="返回整数或者 None,不要返回无穷大。")
 KV = dict(en="This is the batch for the weights alone. Each sequence also reads its KV, and attends to it.",
           zh="这只算了权重。每条序列还要读自己的 KV,还要对它做注意力。")  # fmt: skip
@@ -149,21 +158,23 @@ HEADS = dict(en="KV heads are what is read; the products are made by every query
              zh="读的是 KV head;做乘法的是每一个 query head。")  # fmt: skip
 EMBEDDING = dict(
     en="With a head of its own (tie_word_embeddings False) the embedding is only looked up: it is neither multiplied "
-    "nor read "
-    "as a whole.",
+    "nor read as a whole.",
     zh="输出头独立时(tie_word_embeddings 为 False),embedding 只是查表:既不参与乘法,也不会整个读一遍。",
 )
 WIDTH = dict(en="float32 takes 4 bytes a number, bf16 takes 2; that goes for weights and for KV.",
              zh="float32 每个数 4 字节,bf16 是 2;权重和 KV 都一样。")  # fmt: skip
 HALF = dict(en="A weight is used for a multiply and an add: 2 FLOPs.",
             zh="一个权重对应一次乘、一次加:2 FLOP。")  # fmt: skip
-ROUND = dict(en="One beside it: the smallest whole batch at which arithmetic takes at least as long. Round up, at "
+BOTH = dict(en="K and V are both read: 2 × layers × KV heads × head_dim numbers a token.",
+            zh="K 和 V 都要读:每个 token 2 × 层数 × KV head 数 × head_dim 个数。")  # fmt: skip
+CONTEXT = dict(en="context counts the new token, too: a sequence attends to context tokens, not to context + 1.",
+               zh="context 已经把新 token 算在内:一条序列看 context 个 token,不是 context + 1 个。")  # fmt: skip
+ROUND = dict(en="Near: wanted is the smallest whole batch at which arithmetic takes at least as long. Round up, at "
              "least 1.",
-             zh="差一个:要的是计算时间不少于搬运时间的最小整数 batch。向上取整,至少是 1。")  # fmt: skip
+             zh="只差一点:要的是计算时间不少于搬运时间的最小整数 batch。向上取整,至少是 1。")  # fmt: skip
 OTHER = dict(
-    en="Write both times as a + b x batch: bytes are weights + batch x context x KV bytes a token; FLOPs are batch x "
-    "(2 x "
-    "weights + 4 x layers x heads x head_dim x context). Then solve for batch.",
+    en="Write both times as a + b × batch: bytes are weights + batch × context × KV bytes a token; FLOPs are batch × "
+    "(2 × weights + 4 × layers × heads × head_dim × context). Then solve for batch.",
     zh="两个时间都写成 a + b × batch:字节 = 权重 + batch × 上下文 × 每 token KV 字节;FLOP = batch ×(2 × 权重数 + 4 "
     "× 层数 × head 数 × head_dim × 上下文)。再解出 batch。",
 )
