@@ -47,7 +47,7 @@ lesson("05", lang="en")
 #
 # 「显存除以最长序列的大小」,答的是另一个问题:**如果每条都长到头**,能放几条。哪部分显存?多长的序列?还有,谁来保证发给这一条的块,没有别人还在读?
 #
-# 这些事,引擎里得有一个角色每一步都心里有数。它就一个文件,连前缀缓存在内大约 240 行。
+# 这些事,引擎里得有个角色,每一步都心里有数。它就一个文件,连前缀缓存在内大约 240 行。
 
 # %% [markdown] id="naive-intro"
 # ## 1 · First, a dumb version
@@ -96,13 +96,13 @@ for num_blocks in (12, 700, 70_000):
 
 # %% [markdown] id="naive-read"
 # Both grow with the pool, and the pool has nothing to do with this request. At 256 sequences and blocks of 16 tokens, a
-# decode step takes 16 blocks on average. Multiply: `take` alone costs tens of times the half millisecond that the host
-# has for the whole step.
+# decode step takes 16 blocks on average. Multiply: `take` alone costs tens of times the half millisecond that this
+# engine allows the host for a whole step.
 #
 # That is the small problem. The large one: **an array of owners has room for one name a block.** What that costs:
 #
 # <!-- zh -->
-# 两个都随池子变大而变慢,可池子多大和这个请求毫无关系。256 条序列、每块 16 个 token,一步 decode 平均要拿 16 块。乘一下:主机整个一步的预算是半毫秒,光 `take` 就超了几十倍。
+# 两个都随池子变大而变慢,可池子多大和这个请求毫无关系。256 条序列、每块 16 个 token,一步 decode 平均要拿 16 块。乘一下:这个引擎给主机一整步的预算是半毫秒,光 `take` 就超了几十倍。
 #
 # 这还是小毛病。大毛病是:**归属数组里,一块只写得下一个名字。** 代价有多大,算一下:
 
@@ -125,7 +125,7 @@ print(f"sharing {system}: {system + 100 * (own - system):,}")
 # | **reference counts**, one a block | how many tables name this block? | integer |
 # | **free list**, one in all | which block is next? | block id |
 #
-# Taking and giving back are O(1). A block that two tables name has count 2 and goes back when the *second* lets go.
+# Taking or giving back a block is O(1). A block that two tables name has count 2 and goes back when the *second* lets go.
 #
 # <!-- zh -->
 # ## 2 · 三个结构
@@ -136,7 +136,7 @@ print(f"sharing {system}: {system + 100 * (own - system):,}")
 # | **引用计数**,每块一个 | 有几张块表写着它? | 整数 |
 # | **空闲链表**,全池一个 | 下一个发谁? | 块号 |
 #
-# 拿块还块都是 O(1)。两张块表都写着的块,计数是 2,等**第二个**放手才算空闲。
+# 拿一块、还一块都是 O(1)。两张块表都写着的块,计数是 2,等**第二个**放手才算空闲。
 
 # %% [markdown] id="laws"
 # Four laws, the pool's **invariants**, hold between any two calls:
@@ -288,6 +288,7 @@ def grow(self, seq, num_tokens):
     seq.capacity = len(seq.block_table) * self.block_size
     return True
 
+# %% id="my-free"
 def free(self, seq):
     for block in reversed(seq.block_table):
         self.refs[block] -= 1
@@ -479,7 +480,8 @@ for make, action in ((deque, remove_many), (OrderedDict.fromkeys, delete_many)):
 # Full blocks are never written again, so sharing them is safe for ever. A **fork** (several samples from one prompt, a
 # beam) is different: both continue from the *same half-full block*, and law 4 says that a shared block is not written.
 #
-# **Predict:** the parent wrote 6 tokens in blocks of 4. Two children append one token each. How many blocks are copied?
+# **Predict:** 6 tokens are written in blocks of 4, then the sequence forks, and both append one token. How many blocks are
+# copied?
 #
 # <!-- zh -->
 # ## 7 · 写时复制:序列分叉的时候
@@ -492,11 +494,6 @@ for make, action in ((deque, remove_many), (OrderedDict.fromkeys, delete_many)):
 kv, refs, spare = [None] * 16, [0] * 4, [2, 3]   # four blocks of 4 slots
 kv[0:6], refs[0:2] = "the cat"[0:6], [1, 1]       # a letter stands for a token's KV
 
-def fork(table):
-    for block in table:
-        refs[block] += 1
-    return list(table)
-
 def append(table, length, letter):
     block = table[length // 4]
     if refs[block] > 1:                           # shared: copy before writing
@@ -506,6 +503,11 @@ def append(table, length, letter):
         print(f"  copied block {block} to {fresh}")
     kv[table[length // 4] * 4 + length % 4] = letter
 
+def fork(table):
+    for block in table:
+        refs[block] += 1
+    return list(table)
+
 first = [0, 1]
 second = fork(first)
 for table, letter in ((first, "r"), (second, "p")):
@@ -513,17 +515,17 @@ for table, letter in ((first, "r"), (second, "p")):
     print(table, "".join(x for b in table for x in kv[b * 4 : b * 4 + 4] if x), "counts", refs)
 
 # %% [markdown] id="cow-read"
-# One copy, not two: the first to write moves out, and then the second is alone and writes in place. Block 0 is full and
-# stays shared.
+# One copy, not two: the first to write moves out, then the second is alone and writes in place. Block 0 is full and stays
+# shared.
 #
-# Neither vLLM V1 nor this engine needs it: they share **full blocks only**, found by content. Two samples of one prompt
-# are two requests whose full blocks meet in the cache; the half-full tail, under one block, is computed twice. (vLLM V0 had
-# copy-on-write for its forks.)
+# vLLM V1 and this engine do without (V0 did not): they share **full blocks only**, found by content; the half-full tail is
+# computed twice. Two samples of one prompt are two requests. vLLM lets a block be found once it is *scheduled*, so they may
+# even start in one step. Here and in nano-vllm that step must land first: starting together, they share nothing.
 #
 # <!-- zh -->
 # 一次,不是两次:先写的那个搬出去,剩下的就只有一个人在用,原地写就行。0 号块是满的,继续共享。
 #
-# vLLM V1 和我们这个引擎都用不上它:只共享**满块**,按内容找。一个 prompt 采两份,就是两个请求,满块在缓存里相遇;不满一块的尾巴各算一遍。(vLLM V0 的分叉有写时复制。)
+# vLLM V1 和我们这个引擎都用不上它:只共享**满块**,按内容找,没满的尾巴各算一遍。(vLLM V0 是写时复制。)一个 prompt 采两份,就是两个请求。vLLM 在块被**调度**时就登记,两个同一步进来也能共享;我们和 nano-vllm 要等那一步落地才登记,同一步进来的两个什么都共享不到。
 
 # %% [markdown] id="ledger-intro"
 # ## 8 · The ledger: how many sequences fit on this GPU?
@@ -565,18 +567,18 @@ for name in ("qwen3-0.6b", "qwen3-8b"):
         print(f"{name:11} {card:7} {row}")
 
 # %% [markdown] id="ledger-read"
-# The same card holds {{ kv_blocks(80 * GIB, 'qwen3-8b') // blocks(500, 16):,}} or
-# {{ kv_blocks(80 * GIB, 'qwen3-8b') // blocks(32768, 16)}}. So the honest answer begins with a question: **how long are
-# they?** Then: "in tokens, about {{ kv_blocks(80 * GIB, 'qwen3-8b') * 16 / 1000:.0f}} thousand for an 8B model on 80 GiB;
-# divide by your mean." (`max_num_seqs` may bind first.)
+# An 8B model on 80 GiB: {{ kv_blocks(80 * GIB, 'qwen3-8b') // blocks(500, 16):,}} sequences, or
+# {{ kv_blocks(80 * GIB, 'qwen3-8b') // blocks(32768, 16)}}. So the honest answer asks first: **how long are they?** Then: "about
+# {{ kv_blocks(80 * GIB, 'qwen3-8b') * 16 / 1000:.0f}} thousand tokens; divide by what one holds *on average*: the prompt and half
+# the answer." (`max_num_seqs` may bind first.)
 #
-# The interviewers' favourite: Llama-2-70B on 8 cards of 80 GB. 80 layers, 8 KV heads of 128, bf16. **Predict** the KV bytes of
-# a token, and what each card stores of it if the heads are split over the cards.
+# The interviewers' favourite: Llama-2-70B on 8 cards of 80 GB. 80 layers, 8 KV heads of 128, 2 bytes a number. **Predict** the KV
+# bytes of a token, and what each card stores of it if the heads are split over the cards.
 #
 # <!-- zh -->
-# 同一张卡,可以是 {{ kv_blocks(80 * GIB, 'qwen3-8b') // blocks(500, 16):,}} 条,也可以是 {{ kv_blocks(80 * GIB, 'qwen3-8b') // blocks(32768, 16)}} 条。所以老实的回答要先反问:**它们多长?** 然后再说:「8B 模型、80 GiB 的卡,大约 {{ kv_blocks(80 * GIB, 'qwen3-8b') * 16 / 10000:.0f}} 万个 token,除以你的平均长度。」(`max_num_seqs` 可能先卡住。)
+# 8B 模型、80 GiB 的卡,可以是 {{ kv_blocks(80 * GIB, 'qwen3-8b') // blocks(500, 16):,}} 条,也可以是 {{ kv_blocks(80 * GIB, 'qwen3-8b') // blocks(32768, 16)}} 条。所以老实的回答要先反问:**它们多长?** 然后再说:「大约 {{ kv_blocks(80 * GIB, 'qwen3-8b') * 16 / 10000:.0f}} 万个 token,除以一条**平均**占着多少:prompt 加上一半的输出。」(`max_num_seqs` 可能先卡住。)
 #
-# 面试官最爱问的:Llama-2-70B,8 张 80 GB 的卡。80 层,8 个 128 维的 KV head,bf16。**先预测**:一个 token 的 KV 多少字节?按 head 分到 8 张卡,每张存多少?
+# 面试官最爱问的:Llama-2-70B,8 张 80 GB 的卡。80 层,8 个 128 维的 KV head,每个数 2 字节。**先预测**:一个 token 的 KV 多少字节?按 head 分到 8 张卡,每张存多少?
 
 # %% id="seventy"
 token = 2 * 80 * 8 * 128 * 2
@@ -604,7 +606,7 @@ print(f"on 16 cards {(80e9 * 0.9 - 140e9 / 16) / (token / 8) / 1e6:.2f} million,
 
 # %% id="profile"
 # Recorded 2026-11-29 on one NVIDIA H200, torch 2.11.0: bf16, utilization 0.9, blocks of 16,
-# max_num_seqs 1,024. (model, max_num_batched_tokens): (bytes of the largest step, blocks)
+# max_num_seqs 1,024. (model, max_num_batched_tokens): (bytes kept for the step, blocks)
 RECORD = {
     ("qwen3-0.6b", 2048): (9_115_430_604, 67_562),
     ("qwen3-0.6b", 8192): (9_166_299_955, 67_381),
@@ -616,32 +618,37 @@ for (name, tokens), (step_bytes, measured) in RECORD.items():
     rough, better = (kv_blocks(H200, name, step) for step in (0, step_bytes))
     print(f"{name:10} {tokens:6} tokens: step {step_bytes / 1e9:.2f} GB, blocks: "
           f"estimate {rough:,}, less the step {better:,}, measured {measured:,}")
+table = 1024 * 151_936 * 4  # bytes of all rows' logits in fp32
+peak = (RECORD["qwen3-8b", 2048][0] - table - 2**28) / 1.1  # less what measure_largest_step adds to it
+print(f"peak {peak / 1e9:.1f} GB: {peak / table:.0f} times the logits, {table / 1e9:.2f} GB")
 
 # %% [markdown] id="profile-read"
-# The estimate is {{ kv_blocks(H200, 'qwen3-8b') / 46_068 * 100 - 100:.0f}}% too high; with the step it is within
-# {{ abs(kv_blocks(H200, 'qwen3-8b', 9_184_177_049) / 46_068 * 100 - 100):.1f}}%. (The rest: the CUDA context and
-# what the driver holds.)
+# The estimate is {{ kv_blocks(H200, 'qwen3-8b') / 46_068 * 100 - 100:.0f}}% too high; less the step, within {{ abs(kv_blocks(H200, 'qwen3-8b', 9_184_177_049) / 46_068 * 100 - 100):.1f}}% (the CUDA context, the driver).
 #
-# Sixteen times the tokens cost 3% more. What costs are the **rows**: 1,024 of them with 151,936 logits each are
-# {{ 1024 * 151_936 * 4 / 1e9:.2f}} GB in fp32, and the step needs room for {{ 9_128_695_654 / (1024 * 151_936 * 4):.0f}} such tables: a sort for top-k and top-p
-# makes copies, and its indices take 8 bytes each. On your own card: `LLM("qwen3-8b", load_format="dummy").engine.block_manager.num_blocks`.
+# Sixteen times the tokens cost 3% more. What costs here are the **rows**: the peak is {{ peak / table:.0f}} tables of their logits, as the sort
+# for top-k and top-p copies and its indices take 8 bytes. (The rest is margin, and room for graphs.)
+#
+# But forward and sampling peak one after the other: the *larger* counts. Of 32,768 tokens one MLP holds about
+# {{ 32768 * (2 * 4096 + 3 * 12288) * 2 / 1e9:.0f}} GB; with 64 rows, sampling takes {{ 64 / 1024 * peak / 1e9:.1f}}, and the tokens decide.
 #
 # <!-- zh -->
-# 粗估多了 {{ kv_blocks(H200, 'qwen3-8b') / 46_068 * 100 - 100:.0f}}%;减去那一步,误差就只剩 {{ abs(kv_blocks(H200, 'qwen3-8b', 9_184_177_049) / 46_068 * 100 - 100):.1f}}%。(剩下的是 CUDA 上下文和驱动占的。)
+# 粗估多了 {{ kv_blocks(H200, 'qwen3-8b') / 46_068 * 100 - 100:.0f}}%;减去那一步,误差只剩 {{ abs(kv_blocks(H200, 'qwen3-8b', 9_184_177_049) / 46_068 * 100 - 100):.1f}}%(CUDA 上下文和驱动占的)。
 #
-# token 多到 16 倍,只多占 3%。真正费显存的是**行**:1024 行,每行 151,936 个 logits,fp32 一份就是 {{ 1024 * 151_936 * 4 / 1e9:.2f}} GB,而这一步要的是 {{ 9_128_695_654 / (1024 * 151_936 * 4):.0f}} 份的地方:top-k、top-p 要排序,排序要拷贝,下标每个还占 8 字节。在你自己的卡上量:`LLM("qwen3-8b", load_format="dummy").engine.block_manager.num_blocks`。
+# token 多到 16 倍,只多占 3%。这里真正费显存的是**行**:峰值是 {{ peak / table:.0f}} 份 logits,因为 top-k、top-p 要排序,排序要拷贝,下标每个 8 字节。(其余是余量,和给 CUDA Graph 留的。)
+#
+# 不过前向和采样的峰值有先有后,算的是**大的那个**。32,768 个 token,一个 MLP 里约有 {{ 32768 * (2 * 4096 + 3 * 12288) * 2 / 1e9:.0f}} GB;只有 64 行的话,采样才 {{ 64 / 1024 * peak / 1e9:.1f}} GB,那就是 token 说了算。
 
 # %% [markdown] id="misconception"
 # > **Common misconception.** "`gpu_memory_utilization=0.9` gives 90% of the card to the KV cache."
 # >
-# > It is a **ceiling for everything** in use on the card: weights, the step's peak, CUDA's context, and in this engine what
-# > *other processes* hold, too. KV gets the rest. From 0.90 to 0.95, an 8B model on a 24 GiB card (2 GB for the step) gets not 5% but
+# > It is a **ceiling for everything** in use on the card: weights, the step's peak, CUDA's context, and here and in
+# > nano-vllm what *other processes* hold, too (vLLM counts only its own). KV gets the rest. From 0.90 to 0.95, an 8B model on a 24 GiB card (2 GB for the step) gets not 5% but
 # > {{ kv_blocks(24 * GIB, 'qwen3-8b', 2e9, 0.95) / kv_blocks(24 * GIB, 'qwen3-8b', 2e9, 0.9) * 100 - 100:.0f}}% more KV: the weights are paid for already.
 #
 # <!-- zh -->
 # > **常见误解** 「`gpu_memory_utilization=0.9` 就是 90% 的显存给 KV cache。」
 # >
-# > 它是卡上**所有占用的上限**:权重、一步的峰值、CUDA 上下文,在我们这个引擎里还包括**别的进程**占的。剩下的才归 KV。24 GiB 的卡跑 8B 模型(一步算 2 GB),从 0.90 提到 0.95,KV 多的不是 5%,而是 {{ kv_blocks(24 * GIB, 'qwen3-8b', 2e9, 0.95) / kv_blocks(24 * GIB, 'qwen3-8b', 2e9, 0.9) * 100 - 100:.0f}}%:权重那份早就付过了。
+# > 它是卡上**所有占用的上限**:权重、一步的峰值、CUDA 上下文;在我们这里和 nano-vllm 里,**别的进程**占的也算(vLLM 只算自己的)。剩下的才归 KV。24 GiB 的卡跑 8B 模型(一步算 2 GB),从 0.90 提到 0.95,KV 多的不是 5%,而是 {{ kv_blocks(24 * GIB, 'qwen3-8b', 2e9, 0.95) / kv_blocks(24 * GIB, 'qwen3-8b', 2e9, 0.9) * 100 - 100:.0f}}%:权重那份早就付过了。
 
 # %% [markdown] id="negative-intro"
 # ## 10 · Where it does not help
@@ -655,37 +662,37 @@ for (name, tokens), (step_bytes, measured) in RECORD.items():
 # 那显存说了算,多买点?**先预测**:A-D,池子从 7 块到 48 块。从多大开始,再加也省不下一步?
 
 # %% id="negative"
-for num_blocks in (7, 8, 10, 11, 12, 14, 16, 24, 48):
+for num_blocks in (7, 8, 10, 11, 12, 14, 15, 16, 48):
     engine = example_engine(num_blocks=num_blocks)
     steps = sum(1 for _ in engine.run())
     preempted = engine.scheduler.num_preemptions
     print(f"{num_blocks:2} blocks: {steps:2} steps, preemptions: {preempted}")
 
 # %% [markdown] id="negative-read"
-# At 16 nobody is preempted any more; from there on, more blocks buy **nothing**: 12 steps is A's and B's own length.
-# Beyond that the limit is somewhere else (the batch, the budget, bandwidth).
+# From 16 on nobody is preempted, and more blocks buy **nothing**: 12 steps is A's and B's own length. The limit is
+# somewhere else now (the batch, the budget, bandwidth).
 #
 # And look at 11 against 12: with 11 blocks D is not let in early, so nobody is preempted, yet it takes a step longer.
-# Preemptions are a symptom, not the cost.
+# And 15 blocks preempt twice in 13 steps, 12 blocks once in 18. Preemptions are a symptom, not the cost.
 #
 # <!-- zh -->
-# 16 块起就没人被抢占了;再往上,多给的块**一点用都没有**:12 步就是 A 和 B 自己的长度。这时卡住的是别的(batch、预算、带宽)。
+# 16 块起就没人被抢占了,再多给的块**一点用都没有**:12 步就是 A 和 B 自己的长度。这时卡住的是别的(batch、预算、带宽)。
 #
-# 再比比 11 块和 12 块:11 块时 D 早早进不来,没人被抢占,反而多一步。抢占次数是症状,不是代价本身。
+# 再比比 11 块和 12 块:11 块时 D 早早进不来,没人被抢占,反而多一步。15 块抢占两次,13 步就完;12 块只抢占一次,却要 18 步。抢占次数是症状,不是代价本身。
 
 # %% [markdown] id="elsewhere"
 # ## 11 · What vLLM and nano-vllm do here
 #
 # | | nano-vllm `bb823b3` | vLLM `v0.24.0` |
 # | --- | --- | --- |
-# | take, give back | `BlockManager.allocate`, `BlockManager.deallocate` | `BlockPool.get_new_blocks`, `BlockPool.free_blocks` |
+# | blocks | `BlockManager.allocate`, `BlockManager.deallocate` | `BlockPool.get_new_blocks`, `BlockPool.free_blocks` |
 # | new block? | `BlockManager.can_append`: remainder 1 | `SingleTypeKVCacheManager.allocate_new_blocks`: ceiling |
-# | free list | a deque | `FreeKVCacheBlockQueue.remove` is O(1) |
-# | how many | `ModelRunner.allocate_kv_cache` | `Worker.determine_available_memory` |
+# | free list | deque | `FreeKVCacheBlockQueue.remove` is O(1) |
+# | total | `ModelRunner.allocate_kv_cache` | `Worker.determine_available_memory` |
 #
-# Both run the largest step and look at the peak. vLLM sets one block aside, the *null block*, for places that a sliding
-# window has left. It admits a prompt if all of it would fit now, but takes blocks for *this step*; others may eat the
-# rest. Ours takes all at once.
+# Both run a full step and look at the peak: vLLM with all rows, nano-vllm by default with 4 of 512. vLLM sets one block
+# aside, the *null block*, for places a sliding window has left. It admits a prompt if all would fit now, but takes
+# blocks for *this step*; others may eat the rest.
 #
 # <!-- zh -->
 # ## 11 · vLLM 和 nano-vllm 在这里怎么做
@@ -693,11 +700,11 @@ for num_blocks in (7, 8, 10, 11, 12, 14, 16, 24, 48):
 # | | nano-vllm `bb823b3` | vLLM `v0.24.0` |
 # | --- | --- | --- |
 # | 拿、还 | `BlockManager.allocate`、`BlockManager.deallocate` | `BlockPool.get_new_blocks`、`BlockPool.free_blocks` |
-# | 要新块吗 | `BlockManager.can_append`:余 1 | `SingleTypeKVCacheManager.allocate_new_blocks`:向上取整 |
+# | 新块 | `BlockManager.can_append`:余 1 | `SingleTypeKVCacheManager.allocate_new_blocks`:向上取整 |
 # | 空闲链表 | deque | `FreeKVCacheBlockQueue.remove` 是 O(1) |
-# | 一共几块 | `ModelRunner.allocate_kv_cache` | `Worker.determine_available_memory` |
+# | 块数 | `ModelRunner.allocate_kv_cache` | `Worker.determine_available_memory` |
 #
-# 两家都是跑一遍最大的一步,看峰值。vLLM 先从池子里拿走一块当**占位块**(null block),填在滑动窗口已经移走的位置上。接纳一条 prompt 时,它会看整段现在放不放得下,但只拿**这一步**要用的块,剩下的可能被别人拿走;我们一次拿齐。
+# 两家都是先跑满一步,看峰值:vLLM 的行数也是满的,nano-vllm 默认只有 4 行(上限 512)。vLLM 先从池子里拿走一块当**占位块**(null block),填在滑动窗口已经移走的位置上。接纳一条 prompt 时,它会看整段现在放不放得下,但只拿**这一步**要用的块,剩下的可能被别人拿走。
 
 # %% [markdown] id="recall-intro"
 # ## A · Whiteboard, three minutes
