@@ -93,7 +93,7 @@ print(repr(tokenizer.decode(naive_output[0])))
 # <!-- zh -->
 # 为了 {{ NEW}} 个新 token 走了 {{ sum(first)}} 人次。真正进过模型的 token 只有 {{ len(prompts[0]) + NEW - 1}} 个(prompt {{ len(prompts[0])}} 个,新的 {{ NEW - 1}} 个),剩下 {{ sum(first) - len(prompts[0]) - NEW + 1}} 人次算的都是上一步已经算过的数。
 #
-# **先预测**:文本长到四倍,一步要多花几倍时间?
+# **先预测**:文本长到四倍,一步的时间变成几倍?
 
 # %% id="naive-cost" tags=["varies"]
 from timeit import repeat
