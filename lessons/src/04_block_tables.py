@@ -202,8 +202,7 @@ for p in (0, 3, 4, 9):
 #
 # > **slot(p) = table[p // size] × size + p % size**
 #
-# *Which* block, *where* it is, how far in. Tokens 3 and 4 are neighbours in the text and 23 slots apart in memory, and no one
-# minds.
+# *Which* block, *where* it is, how far in. Tokens 3 and 4, neighbours in the text, lie 23 slots apart.
 #
 # Now the cases that failed. **Predict:** D after A has finished; and how many of the two thousand fit at once into the
 # 83,712 tokens that a 12 GB card has for Qwen3-0.6B (lesson 01).
@@ -213,9 +212,9 @@ for p in (0, 3, 4, 9):
 #
 # > **slot(p) = table[p // size] × size + p % size**
 #
-# **第几块**、这块**在哪**、块里第几格。3 号和 4 号 token 在文本里紧挨着,在显存里隔了 23 个槽,谁也不在乎。
+# **第几块**、**在哪**、块里第几格。3 号和 4 号 token 在文本里紧挨着,显存里隔 23 个槽。
 #
-# 再看刚才失败的情形,**先预测**:A 结束之后的 D;以及 12 GB 的卡给 Qwen3-0.6B 留的 83,712 个 token(第 01 课),那两千个请求能同时放下几个。
+# 再看刚才失败的。**先预测**:A 结束后,D 放得下吗?12 GB 的卡给 Qwen3-0.6B 留 83,712 个 token(第 01 课),那两千个请求同时放得下几个?
 
 # %% id="fits"
 from nanoengine.viz import plots
@@ -231,8 +230,8 @@ schemes = {"static 4096": MAX_LEN, "blocks of 256": 256, "blocks of 16": 16}
 for name, block in schemes.items():
     count, empty = at_once(chat, block), empty_share(chat, block)
     print(f"{name:13} {count:4} requests at once, {empty:6.1%} empty")
-plots.bars({name: 100 * empty_share(chat, block) for name, block in schemes.items()}, unit="%",
-           title="KV slots that never hold a token")
+plots.bars({name: at_once(chat, block) for name, block in schemes.items()}, unit="requests",
+           title="Requests in memory at once")
 
 # %% [markdown] id="fits-read"
 # {{ at_once(chat, MAX_LEN) }} requests become {{ at_once(chat, 16) }}: **{{ at_once(chat, 16) / at_once(chat, MAX_LEN):.1f}} times the batch** on the
@@ -474,14 +473,14 @@ plots.lines(sizes, {"empty": [100 * empty_share(chat, block) for block in sizes]
 # {{ empty_share(chat, 16) * 100:.1f}}%, at 256 already {{ empty_share(chat, 256) * 100:.0f}}%. Between 16 and 1 there is
 # almost nothing left to win.
 #
-# And small blocks cost: longer tables, more blocks to take and give back, shorter contiguous reads in the kernel. The
-# vLLM paper tried (section 7.2): 16 to 128 did well with ShareGPT, only 16 and 32 with Alpaca's
+# And small blocks cost: longer tables, more blocks to take and give back, more lookups, and in the vLLM paper's kernel too
+# little to read in parallel. The paper tried (section 7.2): 16 to 128 did well with ShareGPT, only 16 and 32 with Alpaca's
 # short requests. It set 16.
 #
 # <!-- zh -->
 # 大约**每个请求半块**:(块大小 − 1) / 2,只要块比请求小得多就成立。16 时浪费 {{ empty_share(chat, 16) * 100:.1f}}%,256 时已经 {{ empty_share(chat, 256) * 100:.0f}}%。从 16 再降到 1,几乎没什么可赚的了。
 #
-# 小块也有代价:块表更长,拿块还块更频繁,内核里每次连续读得更短。vLLM 论文试过(7.2 节):ShareGPT 上 16 到 128 都好,短请求的 Alpaca 上只有 16 和 32 好,于是定了 16。
+# 小块也有代价:块表更长,拿块还块更频繁,查表更多,在 vLLM 论文的内核里,能并行读的也太少。论文试过(7.2 节):ShareGPT 上 16 到 128 都好,短请求的 Alpaca 上只有 16 和 32 好,于是定了 16。
 
 # %% [markdown] id="size-256"
 # Then why is nano-vllm's block 256? Not for memory: **the flash-attn package's paged cache takes multiples of 256
@@ -491,9 +490,7 @@ plots.lines(sizes, {"empty": [100 * empty_share(chat, block) for block in sizes]
 # A block size is a contract between the memory manager and the kernel.
 #
 # <!-- zh -->
-# 那 nano-vllm 的块为什么是 256?不是为显存:**flash-attn 这个包的分页缓存只收 256 的倍数**,这样一个 tile(最多 256 个 key)绝不会跨块。vLLM 带的是自己改过的 flash-attn,16 的倍数就行。我们的引擎走 flash-attn 时是 256,走自己的 Triton 内核时是 16。
-#
-# 块大小是显存管理和内核之间的一份契约。
+# 那 nano-vllm 的块为什么是 256?不是为显存:**flash-attn 这个包的分页缓存只收 256 的倍数**,这样一个 tile(最多 256 个 key)绝不会跨块。vLLM 带的是自己改过的 flash-attn,16 的倍数就行。我们的引擎走 flash-attn 时是 256,走自己的 Triton 内核时是 16。块大小是显存管理和内核之间的一份契约。
 
 # %% [markdown] id="ledger-intro"
 # ## 7 · The ledger
@@ -627,7 +624,6 @@ for block in (256, 16, 1):
 # | the table | a Python list in `Sequence` | int32 on the GPU; `BlockTables.append_block_ids` sends only new entries |
 # | slots | `ModelRunner.prepare_prefill`, `ModelRunner.prepare_decode`, on the host | `BlockTables.compute_slot_mappings`, a Triton kernel |
 # | unused entries | `ModelRunner.prepare_block_tables` pads with −1 | left as they are: the length decides; padded rows name block 0 |
-# | padded slots | −1 | −1 |
 # | block size | 256 | 16 by default, if the backend agrees |
 #
 # <!-- zh -->
@@ -638,21 +634,20 @@ for block in (256, 16, 1):
 # | 块表 | `Sequence` 里的 Python 列表 | GPU 上的 int32;`BlockTables.append_block_ids` 只传新增的项 |
 # | 槽 | `ModelRunner.prepare_prefill`、`ModelRunner.prepare_decode`,在主机上算 | `BlockTables.compute_slot_mappings`,一个 Triton 内核 |
 # | 空着的项 | `ModelRunner.prepare_block_tables` 填 −1 | 不管它,长度说了算;补齐的行写 0 号块 |
-# | 补齐的槽 | −1 | −1 |
 # | 块大小 | 256 | 默认 16,前提是后端支持 |
 
 # %% [markdown] id="elsewhere-read"
-# Why −1 for padded slots? A CUDA graph runs a fixed number of rows; the extra ones must write **nowhere**. Slot 0 would
+# In both, padded *slots* are −1. Why? A CUDA graph runs a fixed number of rows; the extra ones must write **nowhere**. Slot 0 would
 # not do: in our pool it is a real token's place. Our kernels skip negative slots, and a test sees to it.
 #
 # The vLLM column is its model runner V2, in 0.24 the default for Qwen3 and Llama (`VllmConfig.use_v2_model_runner`). The
 # older runner serves most other models: `BlockTable.append_row` writes on the host, and each step copies all rows in use.
-# Block 0 holds nobody's tokens in vLLM.
+# vLLM's block 0 is nobody's.
 #
 # <!-- zh -->
-# 补齐的槽为什么是 −1?CUDA Graph 的行数是固定的,多出来的行必须**哪儿也不写**。写 0 不行:在我们的池子里,0 号槽是某个真 token 的位置。我们的内核遇到负数就跳过,有测试盯着。
+# 两家补齐的**槽**都是 −1。为什么?CUDA Graph 的行数是固定的,多出来的行必须**哪儿也不写**。写 0 不行:在我们的池子里,0 号槽是某个真 token 的位置。我们的内核遇到负数就跳过,有测试盯着。
 #
-# 表里 vLLM 那一列是它的 model runner V2,0.24 里 Qwen3 和 Llama 默认走它(`VllmConfig.use_v2_model_runner`)。其他模型大多还走老的 runner:`BlockTable.append_row` 写在主机上,每步把用到的行整行拷过去。vLLM 的 0 号块不放任何人的 token。
+# 表里 vLLM 那一列是它的 model runner V2。在 0.24 里,Qwen3 和 Llama 默认走它(`VllmConfig.use_v2_model_runner`)。其他模型大多还走老的 runner:`BlockTable.append_row` 写在主机上,每步把用到的行整行拷过去。vLLM 的 0 号块不放任何人的 token。
 
 # %% [markdown] id="recall-intro"
 # ## A · Whiteboard, three minutes

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from nanoengine.viz.words import typeset
+
 _NUMBER = re.compile(r"(?<![A-Za-z])\d(?:[\d,.:-]*\d)?")
 
 CHINESE = {
@@ -45,6 +47,8 @@ CHINESE = {
     "Decode at context #, and a prefill of #": "上下文 # 时的 decode,和 # token 的 prefill",
     "Arithmetic intensity of decode": "decode 的算术强度",
     "KV slots that never hold a token": "从头到尾都空着的 KV 槽",
+    "Requests in memory at once": "同时放得下的请求数",
+    "requests": "个",
     "Empty slots": "空着的槽",
     "A chat of eight turns": "一段八轮的对话",
     "# blocks, one after another": "# 个块,一个接一个",
@@ -57,7 +61,7 @@ def in_chinese(label: str) -> str:
     """The label in Chinese, or as it is."""
     numbers = iter(_NUMBER.findall(label))
     said = CHINESE.get(key(label))
-    return label if said is None else re.sub("#", lambda _: next(numbers), said)
+    return label if said is None else re.sub("#", lambda _: next(numbers), typeset(said, "zh"))
 
 
 def key(label: str) -> str:
