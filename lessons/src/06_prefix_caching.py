@@ -47,15 +47,15 @@ lesson("06", lang="en", torch=False)
 # %% [markdown] id="chat-intro"
 # ## 1 · First, the dumb version: forget everything
 #
-# A chat is stateless: each turn sends the whole history again. Here is one, 8 turns, on the unmodified engine. `SlotRunner`
-# has no model, so we count **tokens computed**, not seconds: exact, and the same on every machine.
+# To the engine a chat has no state: each turn sends the whole history again. Here is one, 8 turns, on the unmodified engine.
+# `SlotRunner` has no model, so we count **tokens computed**, not seconds: exact, and the same on every machine.
 #
 # **Guess before you run it**: turn 1 computes 230 prompt tokens. How many does turn 8? How many all eight together?
 #
 # <!-- zh -->
 # ## 1 · 先写「笨」的版本:什么都不记
 #
-# 聊天是无状态的:每一轮都把整段历史重发一遍。下面就是一段 8 轮的聊天,跑在原封不动的引擎上。`SlotRunner` 没有模型,所以我们数**算了多少个 token**,不计时:数是准的,换台机器也一样。
+# 对引擎来说,聊天没有状态:每一轮都把整段历史重发一遍。下面就是一段 8 轮的聊天,跑在原封不动的引擎上。`SlotRunner` 没有模型,所以我们数**算了多少个 token**,不计时:数是准的,换台机器也一样。
 #
 # **先猜再运行**:第 1 轮要算 230 个 prompt token。第 8 轮呢?八轮加起来呢?
 
@@ -85,7 +85,7 @@ print("in all:", sum(forgetful), "although only", 200 + 8 * 30, "were new")
 # %% [markdown] id="idea-intro"
 # ## 2 · The idea: a note on every full block
 #
-# Each turn is longer than the last: *n* turns cost O(n²). Yet a turn's KV was in the pool a moment ago: its blocks were freed, and
+# Each turn is longer than the last: *n* turns compute O(n²) tokens. Yet a turn's KV was in the pool a moment ago: its blocks were freed, and
 # the bytes **still lie there**. Nobody kept a note of what they are. So keep one.
 #
 # Take A and C of the running example (blocks of 4). **Predict:** which blocks of A may C use instead of computing its own?
@@ -93,7 +93,7 @@ print("in all:", sum(forgetful), "although only", 200 + 8 * 30, "were new")
 # <!-- zh -->
 # ## 2 · 想法:给每个写满的块记一笔
 #
-# 每一轮都比上一轮长一截,*n* 轮就是 O(n²)。可上一轮的 KV 刚才还在池子里:块是还了,**数据还躺在原地**,只是没人记下那是什么。那就记一笔。
+# 每一轮都比上一轮长一截,*n* 轮要算 O(n²) 个 token。可上一轮的 KV 刚才还在池子里:块是还了,**数据还躺在原地**,只是没人记下那是什么。那就记一笔。
 #
 # 还是贯穿例子里的 A 和 C(块大小 4)。**先预测**:A 的哪几个块,C 可以直接拿来用,不用自己算?
 
@@ -115,9 +115,7 @@ for letter in "AC":
 # **key of a block = hash(key of the block before, its own tokens)**.
 #
 # <!-- zh -->
-# 前两个。不是因为这两块的 *token* 一样,而是因为它们**前面**的也全都一样。从第 2 层起,一个 token 的 K/V 就依赖它左边的所有 token。所以一个块的身份不是「这 4 个 token」,而是「**在那段前缀之后的**这 4 个 token」。
-#
-# (只给写满的块记:半满的块还会接着写。)
+# 前两个。不是因为这两块的 *token* 一样,而是因为它们**前面**的也全都一样。从第 2 层起,一个 token 的 K/V 就依赖它左边的所有 token。所以一个块的身份不是「这 4 个 token」,而是「**在那段前缀之后的**这 4 个 token」。(只给写满的块记:半满的还要接着写。)
 #
 # 要能查,就得给整段前缀一个键,又不想每次从头哈希一遍:**这一块的键 = hash(上一块的键, 这一块的 token)**。
 
@@ -137,11 +135,11 @@ print(f"tokens hashed for a prompt of 8,192: anew {anew:,}, chained {chained:,}"
 
 # %% [markdown] id="chain-read"
 # Equal keys as far as the prompts agree; from the first difference on, nothing agrees any more. The chain is a **path in a
-# tree**, written down without pointers. And each token is hashed once: {{ anew / chained:.0f}} times less than hashing
-# every prefix anew.
+# tree**, written down without pointers. And each token is hashed once; hashing every prefix anew would be
+# {{ anew / chained:.1f}} times the work.
 #
 # <!-- zh -->
-# prompt 相同的地方,键就相同;从第一处不同开始,后面再也不会相同。这条链其实是**树上的一条路径**,只是没用指针写。而且每个 token 只哈希一次,工作量是每块都从头哈希的 1/{{ anew / chained:.0f}}。
+# prompt 相同的地方,键就相同;从第一处不同开始,后面再也不会相同。这条链其实是**树上的一条路径**,只是没用指针写。而且每个 token 只哈希一次;要是每块都从头哈希,工作量是它的 {{ anew / chained:.1f}} 倍。
 
 # %% [markdown] id="yours-intro"
 # ## 3 · Your version
@@ -224,7 +222,7 @@ class MyCache(Notes):
 
 # %% id="my-check"
 def run_example(block_manager):
-    config = EngineConfig(max_num_batched_tokens=16, watermark=0.0)
+    config = EngineConfig(max_num_batched_tokens=16)
     engine = LLMEngine(config, runner=SlotRunner(12, BLOCK_SIZE), block_manager=block_manager)
     seqs = [engine.add_request(p, SamplingParams(max_tokens=n)) for p, n in REQUESTS.values()]
     return sum(1 for _ in engine.run()), seqs
@@ -381,15 +379,15 @@ show(BlockManager.lookup, highlight=("content.parent_id != parent", "- 1"))
 show(BlockManager.commit, highlight="self._forget")
 
 # %% [markdown] id="commit-walk"
-# `commit` comes **after the step has landed**. Before that the KV is not written yet: a note made at allocation would promise
-# memory that holds rubbish. So two equal prompts in one step share nothing. And it goes on where it stopped, at
-# `num_committed_blocks`; yours walks the whole sequence at every step.
+# `commit` comes **after the step has landed**: a note speaks of KV that *is* written, whatever the runner's order, and of
+# tokens whose ids the host knows. The price: two equal prompts in one step share nothing. (vLLM notes down what it
+# *schedules*; section 11 says why.) It goes on at `num_committed_blocks`; yours starts anew each time.
 #
-# On a collision the newer content wins, and the older one's blocks lose their note. Its children stay in the map, but their parent's number is
-# gone for good: nobody can reach them.
+# On a collision the newer content wins; the older one's blocks lose their note. Its children stay in the map, but their
+# parent's number is gone for good: nobody reaches them.
 #
 # <!-- zh -->
-# `commit` 在**这一步落地之后**才做。在那之前 KV 还没写,提前记账等于把一块垃圾许诺出去。所以同一步里的两条相同 prompt,互相沾不上光。它还从上次停下的 `num_committed_blocks` 接着走;你那版每一步都从头走一遍。
+# `commit` 在**这一步落地之后**才做:记下的 KV 一定**已经**写好,不管谁写的、先写哪行;token 的 id 也一定到了主机上。代价是同一步里的两条相同 prompt 沾不上光。(vLLM 在**调度**时就记,为什么可以,第 11 节说。)它从上次停下的 `num_committed_blocks` 接着走;你那版每次都从头走。
 #
 # 撞上了,新内容留下,旧内容的块丢掉记录。旧内容的子块还在表里,可它们的父编号再也不会出现:谁也走不到那里去。
 
@@ -413,7 +411,7 @@ show(BlockManager.commit, highlight="self._forget")
 
 # %% id="evict"
 system, other = list(range(100, 108)), list(range(30, 43))
-engine = LLMEngine(EngineConfig(watermark=0.0), runner=SlotRunner(8, 4))
+engine = LLMEngine(EngineConfig(), runner=SlotRunner(8, 4))
 with record(engine) as trace:
     for prompt in (system + [1, 2, 3], other, system + [9] * 3, list(range(60, 80)), other):
         serve(engine, prompt)
@@ -422,21 +420,21 @@ for letter, step in zip("ABCDE", trace.steps):
 keyframes(trace, 5, panes=("pool",))
 
 # %% [markdown] id="evict-read"
-# Dashed: free, but its content is known (whose, an earlier frame says). A block table shows the order of taking.
+# Dashed: free, but its content is known; the grey letter says who computed it. A block table shows the order of taking.
 #
 # * **C** gets blocks 0 and 1 back out of the free list: **revival**. Nobody held them.
 # * **D** takes 5, 6, 7 first: never full, nothing to lose. Then 4 and 3: the longest unused are B's, **tail first**.
 # * So **E** finds B's head (block 2): one block of three. Had the head gone first, the two that remained would have been out of reach.
 #
 # <!-- zh -->
-# 虚线框:空闲,但内容还认得(是谁的,往前翻几帧)。块表里的先后,就是拿块的先后。
+# 虚线框:空闲,但内容还认得,灰色字母是谁算的。块表里的先后,就是拿块的先后。
 #
 # * **C** 从空闲链表里捞回 0、1 号块:这叫**复活**。没人占着,内容还认得。
 # * **D** 先拿 5、6、7:没写满过,丢了不心疼。再拿 4、3:最久没用的是 B 的,而且**先拿尾巴**。
 # * 所以 **E** 还找得到 B 的头(2 号块),三块命中一块。要是先拿头,剩下两块谁也够不着,等于白留。
 
 # %% [markdown] id="key-insight"
-# > **Key insight.** A prefix cache costs no memory. A cached block **is** a free block that has not been forgotten yet: it counts
+# > **Key insight.** A prefix cache costs no GPU memory. A cached block **is** a free block that has not been forgotten yet: it counts
 # > as free for admission, and is given away as soon as somebody needs it. Caching is *freeing without erasing*.
 #
 # <!-- zh -->
@@ -464,8 +462,12 @@ for length in (7, 8, 9):
 # least one token is computed. And since hits are whole blocks, with 8 tokens the *last block* is computed again: a shared
 # block is never written, so the one token cannot go there. With nano-vllm's block of 256, a prompt of 256 hits nothing.
 #
+# That is the block's doing, not a law: with pages of one token, SGLang's default, one token is enough.
+#
 # <!-- zh -->
 # 下一个 token 来自 **logits**,logits 要把最后一个 token 过一遍所有层才有,光有 KV 是没有的。所以至少要算一个。而命中按整块算:8 个 token 时,*最后一整块*都得重算,因为共享的块不许写,那一个 token 没处放。nano-vllm 的块是 256,一条 256 的 prompt,一个也命中不了。
+#
+# 这是按块管理带来的,不是铁律:SGLang 默认一页只有一个 token,那就真的只算一个。
 
 # %% [markdown] id="gain-intro"
 # ## 8 · The chat again, and the ledger
@@ -493,17 +495,18 @@ print(f"Qwen3-0.6B: work not done      {saved * flops_a_token / 1e12:8.2f} TFLOP
 print(f"a block of 16: KV that it keeps {block_mib:7.2f} MiB")
 print(f"a block of 16: work it saves   {16 * flops_a_token / 1e9:8.1f} GFLOP, each time it is hit")
 lines(range(1, 9), {"no cache": forgetful, "prefix cache": remembering},
-      xlabel="turn", ylabel="prompt tokens computed", title="A chat of eight turns")
+      xlabel="turn", ylabel="prompt tokens computed", title="A chat of eight turns", from_zero=True)
 
 # %% [markdown] id="gain-read"
 # Turn 8 computes {{ remembering[-1]}} tokens instead of {{ forgetful[-1]}}; the chat {{ sum(remembering)}} instead of
-# {{ sum(forgetful):,}}. Each turn costs what is **new in it**: O(n²) has become O(n).
+# {{ sum(forgetful):,}}. Each turn computes what is **new in it**: O(n²) tokens have become O(n). (Not so attention: a new token
+# still looks at the whole history.)
 #
 # Why {{ remembering[-1]}} and not 30? The last answer token was never computed, and a part-filled block at the end of the history
 # has no note. What a hit saves is *prefill*: time to first token. Decode is as long as before, and reads the same KV.
 #
 # <!-- zh -->
-# 第 8 轮只算 {{ remembering[-1]}} 个 token,原来是 {{ forgetful[-1]}} 个;整段聊天 {{ sum(remembering)}} 个,原来 {{ sum(forgetful):,}} 个。每一轮只为**新的部分**付钱:O(n²) 变成了 O(n)。
+# 第 8 轮只算 {{ remembering[-1]}} 个 token,原来是 {{ forgetful[-1]}} 个;整段聊天 {{ sum(remembering)}} 个,原来 {{ sum(forgetful):,}} 个。每一轮只算**新的部分**:token 从 O(n²) 变成了 O(n)。(注意力不是:每个新 token 还是要看整段历史。)
 #
 # 为什么是 {{ remembering[-1]}} 而不是 30?上一轮最后一个 token 没算过 KV,历史末尾那个没写满的块也没有记录。另外,命中省的是 *prefill*,也就是首 token 时间;decode 一步不少,要读的 KV 也一点不少。
 
@@ -553,7 +556,8 @@ def hit_rate(users, rounds=6):
 
 rates = {users: hit_rate(users) for users in range(1, 13)}
 lines(list(rates), {"hit rate": [100 * rate for rate in rates.values()]},
-      xlabel="users taking turns", ylabel="% of prompt tokens", title="64 blocks, one after another")
+      xlabel="users taking turns", ylabel="% of prompt tokens", title="64 blocks, one after another",
+      from_zero=True)
 
 # %% [markdown] id="cliff-read"
 # It falls off a cliff: {{ rates[7]:.0%}} with 7 users, {{ rates[8]:.0%}} with 8, {{ rates[10]:.0%}} with 10. Least-recently-used has its worst
@@ -606,13 +610,13 @@ print("tokens computed by a guess:", costs, "- fastest:", fastest)
 
 # %% [markdown] id="timing-read"
 # At most {{ 10**len(secret)}} guesses, one of them fast, and that one is the secret. A block must be guessed **whole**: with blocks of 16 and nothing
-# known in them the search is hopeless, with a known template around a short secret it is not. Comparing tokens does not help: this is a
-# *true* hit.
+# known in them the search is hopeless, with a known template around a short secret it is not. (Matched token by token,
+# the digits fall one at a time: {{ 10 * len(secret)}} guesses.) Comparing tokens does not help: this is a *true* hit.
 #
 # The cure is a **salt**: put a secret of each tenant into the root of the chain. Other root, other keys, other notes.
 #
 # <!-- zh -->
-# 最多 {{ 10**len(secret)}} 次,其中只有一次快,那一次就是秘密。一次得猜中**整块**:块大小 16、里面什么都不知道,就没法猜;可如果是固定模板夹着一小段秘密,就猜得动。比 token 防不住它,因为这是一次**真**命中。
+# 最多 {{ 10**len(secret)}} 次,其中只有一次快,那一次就是秘密。一次得猜中**整块**:块大小 16、里面什么都不知道,就没法猜;可如果是固定模板夹着一小段秘密,就猜得动。(缓存要是逐 token 匹配,两位数字就能一位一位试,{{ 10 * len(secret)}} 次就够。)比 token 防不住它,因为这是一次**真**命中。
 #
 # 解法是加**盐**:把每个租户自己的秘密放进链的根。根不同,键就不同,记录也就不同。
 
@@ -655,6 +659,8 @@ print("the victim's own second request:", again.num_cached_tokens, "tokens from 
 # | what is believed | tokens of the block | the hash | tokens and parent |
 # | lookup | `BlockManager.can_allocate` | `KVCacheManager.get_computed_blocks` | `BlockManager.lookup` |
 # | revive | `BlockManager.allocate` | `BlockPool.touch` | `BlockManager.allocate` |
+# | noted down | after the step | when scheduled | after the step |
+# | taken first | longest free, tail first | no hash, then the same | no note, then the same |
 # | salt | none | `cache_salt` of a request | none |
 #
 # <!-- zh -->
@@ -666,19 +672,25 @@ print("the victim's own second request:", again.num_cached_tokens, "tokens from 
 # | 相信什么 | 这一块的 token | 哈希 | token 和父记录 |
 # | 查找 | `BlockManager.can_allocate` | `KVCacheManager.get_computed_blocks` | `BlockManager.lookup` |
 # | 复活 | `BlockManager.allocate` | `BlockPool.touch` | `BlockManager.allocate` |
+# | 何时记账 | 这一步之后 | 调度时 | 这一步之后 |
+# | 先拿谁 | 空闲最久的,先尾后头 | 没哈希的,再同左 | 没记录的,再同左 |
 # | 盐 | 没有 | 请求里的 `cache_salt` | 没有 |
 
 # %% [markdown] id="elsewhere-read"
-# vLLM keeps no tokens to compare: with a 256-bit cryptographic hash nobody knows how to make a collision. It offers xxHash (128 bits) as
-# well, and its documentation warns of just what section 4 showed. It, too, leaves the last token to compute, frees the tail first and
-# puts blocks without a hash at the front of the queue.
+# vLLM keeps no tokens: nobody knows two inputs with the same SHA-256. It learnt that from section 4: Python's `hash()`, its
+# default until 2025, had become predictable with 3.12 (GHSA-rm76-4mrf-v9r8). xxHash (128 bits) is offered with a warning.
 #
-# SGLang keeps a radix tree of tokens in place of hashes: no collisions, any length, more to maintain.
+# Why may it note blocks down when *scheduled*? In each layer the whole batch's KV is stored before any row attends. So
+# equal prompts in one step do share.
+#
+# SGLang keeps a radix tree of tokens: no hash, no collisions, hits of any length at page size 1, more to maintain.
 #
 # <!-- zh -->
-# vLLM 不留 token 来比:256 位的加密哈希,没人会造碰撞。它也提供 xxHash(128 位),配置说明里警告的正是第 4 节那种事。它同样留最后一个 token 来算,同样先放尾巴,没有哈希的块也同样排到队首。
+# vLLM 不留 token 来比:SHA-256 相同的两份输入,至今没人找得到。这是吃过亏的:2025 年以前它默认用 Python 自带的 `hash()`,到 3.12 变得可以预测(GHSA-rm76-4mrf-v9r8)。xxHash(128 位)也能选,但附了警告。
 #
-# SGLang 不用哈希,存的是一棵 token 的基数树:没有碰撞,长度不限于整块,但维护起来更麻烦。
+# 它凭什么**调度**时就敢记?因为每一层都先把整个 batch 的 KV 写完,再让各行做注意力。所以同一步里的相同 prompt 也能共享。
+#
+# SGLang 不用哈希,存一棵 token 的基数树:没有碰撞;页大小为 1 时,命中多长都行;但维护起来更麻烦。
 
 # %% [markdown] id="recall-intro"
 # ## A · Whiteboard, three minutes

@@ -165,9 +165,12 @@ def lines(
     title: str,
     logx: bool = False,
     logy: bool = False,
+    from_zero: bool = False,
     alt: str | None = None,
 ) -> Plot:
-    """Lines over one x axis, told apart by colour, dash and marker; units belong into the labels."""
+    """Lines over one x axis, told apart by colour, dash and marker; units belong into the labels.
+
+    from_zero: the y axis begins at 0, so that heights can be compared (shares, counts)."""
     if not series:
         raise ValueError("series is empty: a line chart needs at least one line")
     with matplotlib.rc_context(_STYLE):
@@ -180,6 +183,8 @@ def lines(
             ax.set_xticks(x, [_number(value) for value in x], minor=False)
         if logy:
             ax.set_yscale("log")
+        elif from_zero:
+            ax.set_ylim(bottom=0)
         if len(series) > 1:
             _legend(ax)
     ranges = [_ALT[language()]["range"].format(name=_label(name), first=_number(ys[0]), last=_number(ys[-1]))

@@ -163,6 +163,13 @@ def test_plots_count_right(eventful):
     assert "at most 12 of 12" in plots.blocks_in_use(eventful).alt
 
 
+def test_a_line_chart_can_begin_at_zero():
+    values = {"hit rate": [83, 88, 33]}
+    cut, whole = (plots.lines([1, 2, 3], values, xlabel="users", ylabel="%", title="hits", from_zero=zero)
+                  for zero in (False, True))  # fmt: skip
+    assert cut.fig.axes[0].get_ylim()[0] > 20 and whole.fig.axes[0].get_ylim()[0] == 0
+
+
 def test_labels_a_plot_cannot_write_are_refused():
     with pytest.raises(ValueError, match="may be in no font"):
         plots.bars({"\u0416": 1}, unit="tok/s", title="x")
