@@ -8,11 +8,13 @@ ones of the executed notebook.
 from __future__ import annotations
 
 import argparse
+import base64
 import html
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -30,7 +32,8 @@ from nanoengine.course.source import LANGS, SourceError, find_sources, read_sour
 
 MAX_LINES = 12  # of code or printed output on a slide; the notebook has the rest
 ROOM = 21  # lines that a slide holds; what is more goes on a slide below
-_PICTURE_LINES = 14
+_PICTURE_LINES = 14  # of a large picture, or of one whose height is not known
+_LINE = 33  # px
 _MORE = {"en": "… {n} more lines in the notebook", "zh": "…… 其余 {n} 行见 notebook"}
 _MINUTES = {"en": "{n} min", "zh": "{n} 分钟"}
 _STYLE = """
@@ -116,12 +119,22 @@ def _parts(cell: NotebookNode, lang: str) -> Iterator[tuple[str, int]]:
 
 
 def _html_parts(markup: str) -> Iterator[tuple[str, int]]:
-    """The markup as it is; several pictures with nothing between them go apart, so that each has its slide."""
+    """The markup as it is; several pictures with nothing between them go apart, as many on a slide as it holds."""
     pictures = re.findall(r"<img\b[^>]*>", markup)
     if len(pictures) > 1 and not re.sub(r"<[^>]+>", "", markup).strip():
-        yield from ((f'<div class="output">{picture}</div>', _PICTURE_LINES) for picture in pictures)
+        yield from ((f'<div class="output">{picture}</div>', _picture_lines(picture)) for picture in pictures)
     else:
-        yield f'<div class="output">{markup}</div>', _PICTURE_LINES if pictures else _markup_lines(markup)
+        yield f'<div class="output">{markup}</div>', _picture_lines(markup) if pictures else _markup_lines(markup)
+
+
+def _picture_lines(markup: str) -> int:
+    """Lines that the pictures take; each says its height, in px or pt, in the first tag of its SVG."""
+    lines, scale = 0, {"pt": 4 / 3}
+    for data in re.findall(r"<img\b[^>]*?(?:data:image/svg\+xml;base64,([\w+/=]*)|>)", markup):
+        found = re.search(r'<svg[^>]*?\sheight="([\d.]+)(pt)?"', base64.b64decode(data).decode()) if data else None
+        px = float(found[1]) * scale.get(found[2], 1) + 12 if found else _PICTURE_LINES * _LINE
+        lines += ceil(px / _LINE)
+    return min(lines, _PICTURE_LINES)
 
 
 def _excerpt(text: str, lang: str) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """Slides and answer key: everything inside one file, an idea a slide, notes for the teacher only there."""
 
+import base64
 import re
 from html.parser import HTMLParser
 
@@ -63,6 +64,18 @@ def test_several_pictures_have_a_slide_each():
     made.cells = [_markdown("a", "## A", "slide"), _code("b", "keyframes(trace)", _html(f"<div>{pictures}</div>"))]
     (column,) = make_slides(made, "en")
     assert ["".join(slide.parts).count("<img") for slide in column] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "height, apart", [("163", [3, 2]), ("122pt", [3, 2]), ("300", [2, 2, 1]), ("755", [1] * 5), ("755pt", [1] * 5)]
+)
+def test_small_pictures_share_a_slide(height, apart):
+    svg = base64.b64encode(f'<svg xmlns="x" width="760" height="{height}" viewBox="0 0 9 9"></svg>'.encode()).decode()
+    made = nbformat.v4.new_notebook()
+    pictures = f'<div><img src="data:image/svg+xml;base64,{svg}" alt="a step"></div>' * 5
+    made.cells = [_markdown("a", "## A", "slide"), _code("b", "", _html(pictures))]
+    [column] = make_slides(made, "en")
+    assert [n for n in ("".join(slide.parts).count("<img") for slide in column) if n] == apart
 
 
 def _columns(notebook, lang="en"):
