@@ -9,35 +9,38 @@ from nanoengine.course.checks import exercises_of
 from nanoengine.course.record import Record, course_root
 from nanoengine.course.source import find_sources, read_source
 from nanoengine.course.text import html, inline
+from nanoengine.course.typography import printed
 
-_TEXT = {
-    "en": {
-        "title": "Lesson {no}: answer key",
-        "plan": "Minute plan",
-        "total": "{n} minutes in all",
-        "wrong": "Likely wrong answers",
-        "quiz": "Quiz",
-        "hunt": "Code hunt",
-        "recall": "Recall",
-        "exercises": "Exercises",
-        "hints": "Hints",
-        "right": "right",
-        "minutes": "{n} min",
-    },
-    "zh": {
-        "title": "第 {no} 课 · 参考答案",
-        "plan": "时间安排",
-        "total": "共 {n} 分钟",
-        "wrong": "常见的错误回答",
-        "quiz": "测验",
-        "hunt": "代码寻宝",
-        "recall": "复述",
-        "exercises": "练习",
-        "hints": "提示",
-        "right": "正确",
-        "minutes": "{n} 分钟",
-    },
-}
+_TEXT = printed(
+    {
+        "en": {
+            "title": "Lesson {no}: answer key",
+            "plan": "Minute plan",
+            "total": "{n} minutes in all",
+            "wrong": "Likely wrong answers",
+            "quiz": "Quiz",
+            "hunt": "Code hunt",
+            "recall": "Recall",
+            "exercises": "Exercises",
+            "hints": "Hints",
+            "right": "right",
+            "minutes": "{n} min",
+        },
+        "zh": {
+            "title": "第 {no} 课 · 参考答案",
+            "plan": "时间安排",
+            "total": "共 {n} 分钟",
+            "wrong": "常见的错误回答",
+            "quiz": "测验",
+            "hunt": "代码寻宝",
+            "recall": "复述",
+            "exercises": "练习",
+            "hints": "提示",
+            "right": "正确",
+            "minutes": "{n} 分钟",
+        },
+    }
+)
 _STYLE = """
 :root { color-scheme: light dark; --line: #8886; --soft: #8882; --good: #00795a; }
 @media (prefers-color-scheme: dark) { :root { --good: #2fc79b; } }

@@ -18,6 +18,7 @@ from nanoengine.course import progress
 from nanoengine.course.checks import find_exercise
 from nanoengine.course.checks.exercise import Exercise, Failure, Text
 from nanoengine.course.lesson import current_lang
+from nanoengine.course.typography import printed, said
 from nanoengine.course.watch import own_line, uses
 from nanoengine.course.wrap import columns, wrap
 
@@ -25,32 +26,34 @@ LINE = 96  # columns of a message
 SHRINK_SECONDS = 2.0
 WATCHED_CASES = 3  # the first ones run under a profile hook, which sees what the answer calls; it is slow
 
-_TEXT = {
-    "en": {
-        "passed": "✓ {id} passed ({n} cases)",
-        "stub": "{id}: not written yet. Write {name}() in the cell above; hint({id!r}) helps.",
-        "missing": "{id}: there is no {name} here. Run the cell that defines it first.",
-        "imported": "{id}: {name} is, or calls, {what}. That is the package's own answer: write it yourself.",
-        "failed": "{id}: not yet.",
-        "rows": ("input", "expected", "got", "why", "re-read"),
-        "where": "lesson {no}, “{heading}”\nhint({id!r}) gives the next hint",
-        "no_error": "no exception",
-        "raised": "your code raised an exception; the line is the one named above.",
-        "hint": "Hint {i} of {n}: {text}",
-    },
-    "zh": {
-        "passed": "✓ {id} 通过({n} 个用例)",
-        "stub": "{id}:还没写。在上面那格写出 {name}();没思路可以运行 hint({id!r})。",
-        "missing": "{id}:这里没有 {name}。先运行定义它的那一格。",
-        "imported": "{id}:{name} 就是(或者调用了){what}。那是包里自带的答案,请自己写。",
-        "failed": "{id}:还不对。",
-        "rows": ("输入", "应得", "实得", "为什么", "回看"),
-        "where": "第 {no} 课「{heading}」\n运行 hint({id!r}) 看下一条提示",
-        "no_error": "不抛异常",
-        "raised": "你的代码抛了异常,上面写着是哪一行。",
-        "hint": "提示 {i}/{n}:{text}",
-    },
-}
+_TEXT = printed(
+    {
+        "en": {
+            "passed": "✓ {id} passed ({n} cases)",
+            "stub": "{id}: not written yet. Write {name}() in the cell above; hint({id!r}) helps.",
+            "missing": "{id}: there is no {name} here. Run the cell that defines it first.",
+            "imported": "{id}: {name} is, or calls, {what}. That is the package's own answer: write it yourself.",
+            "failed": "{id}: not yet.",
+            "rows": ("input", "expected", "got", "why", "re-read"),
+            "where": "lesson {no}, “{heading}”\nhint({id!r}) gives the next hint",
+            "no_error": "no exception",
+            "raised": "your code raised an exception; the line is the one named above.",
+            "hint": "Hint {i} of {n}: {text}",
+        },
+        "zh": {
+            "passed": "✓ {id} 通过({n} 个用例)",
+            "stub": "{id}:还没写。在上面那格写出 {name}();没思路可以运行 hint({id!r})。",
+            "missing": "{id}:这里没有 {name}。先运行定义它的那一格。",
+            "imported": "{id}:{name} 就是(或者调用了){what}。那是包里自带的答案,请自己写。",
+            "failed": "{id}:还不对。",
+            "rows": ("输入", "应得", "实得", "为什么", "回看"),
+            "where": "第 {no} 课「{heading}」\n运行 hint({id!r}) 看下一条提示",
+            "no_error": "不抛异常",
+            "raised": "你的代码抛了异常,上面写着是哪一行。",
+            "hint": "提示 {i}/{n}:{text}",
+        },
+    }
+)
 
 
 class CheckFailed(AssertionError):
@@ -115,7 +118,7 @@ def hint_text(exercise_id: str, *, lang: str | None = None, path: Path | None = 
     exercise = find_exercise(exercise_id)
     lang, total = lang or current_lang(), len(exercise.hints)
     index = progress.next_hint(exercise_id, path=path) % total
-    return _TEXT[lang]["hint"].format(i=index + 1, n=total, text=exercise.hints[index][lang])
+    return _TEXT[lang]["hint"].format(i=index + 1, n=total, text=said(exercise.hints[index], lang))
 
 
 def examine(exercise: Exercise, namespace: dict[str, Any], *, seed: int = 0, lang: str | None = None) -> Result:
@@ -193,8 +196,9 @@ def _shrink(exercise: Exercise, answer: Any, case: Any, failure: Failure, lang: 
 def _message(exercise: Exercise, case: Any, failure: Failure, lang: str) -> str:
     text = _TEXT[lang]
     section = exercise.section
-    where = text["where"].format(no=section.lesson, heading=section.heading[lang], id=exercise.id)
-    values = (exercise.show(case), failure.expected, failure.got, failure.why[lang], where)
+    where = text["where"].format(no=section.lesson, heading=said(section.heading, lang), id=exercise.id)
+    values = [exercise.show(case), failure.expected, failure.got, failure.why, where]
+    values = [value if isinstance(value, str) else said(value, lang) for value in values]
     width = max(map(columns, text["rows"]))
     lines = [text["failed"].format(id=exercise.id)]
     for name, value in zip(text["rows"], values, strict=True):

@@ -34,6 +34,7 @@ from nanoengine.course.execute import LessonFailed, execute
 from nanoengine.course.notebook import keep_recorded, make_notebook, read_notebook, write_notebook
 from nanoengine.course.rules import source_problems
 from nanoengine.course.source import LANGS, Cell, LessonSource, SourceError
+from nanoengine.course.typography import said
 
 KINDS = ("exercise", "solution")
 _FOLDERS = {"exercise": "exercises", "solution": "solutions"}
@@ -72,7 +73,7 @@ def _with_hints(text: str, lang: str) -> str:
         hints = find_exercise(match[1]).hints
         word = _HINT_WORD[lang]
         return "\n\n".join(
-            f"<details><summary>{word.format(i=i)}</summary>\n\n{hint[lang]}\n\n</details>"
+            f"<details><summary>{word.format(i=i)}</summary>\n\n{said(hint, lang)}\n\n</details>"
             for i, hint in enumerate(hints, 1)
         )
 

@@ -11,10 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 from nanoengine.course.grade import Row, titles
+from nanoengine.course.typography import printed
 
 # A sign beside the word, so that nothing hangs on colour alone.
 _SIGNS = {"passed": "✓", "wrong": "✗", "stub": "○", "missing": "–", "imported": "=", "no result": "✗"}
-_TEXT = {
+_TEXT = printed({
     "en": {
         "title": "Grades",
         "summary": "{n} submissions, seed {seed}, {seconds:.1f} s",
@@ -47,7 +48,7 @@ _TEXT = {
         "legend": "只有「通过」计分。「直接引用」:答案就是包里自带的,或者抄了它、调用了它。"
         "「无结果」:还没运行到检查,notebook 就退出或被终止了。",
     },
-}  # fmt: skip
+})  # fmt: skip
 _STYLE = """
 :root { color-scheme: light dark; --line: #8886; --good: #00795a; --bad: #b3450a; --soft: #8881; }
 @media (prefers-color-scheme: dark) { :root { --good: #2fc79b; --bad: #ff9d66; } }

@@ -14,6 +14,7 @@ import sys
 from dataclasses import dataclass
 
 import nanoengine
+from nanoengine.course.typography import printed
 
 LANGS = ("en", "zh")
 MIN_PYTHON = (3, 11)
@@ -23,26 +24,28 @@ BASE_PACKAGES = ("numpy", "xxhash", "ipywidgets", "matplotlib")
 LESSONS_WITHOUT_TORCH = ("04", "05", "06", "07", "08", "09")
 NUMBERS = tuple(f"{n:02d}" for n in range(1, 19))
 
-_TEXT = {
-    "en": {
-        "lesson": "Lesson {no}",
-        "ready": "ready",
-        "threads": "{n} CPU threads",
-        "no_torch": "no torch needed",
-        "python": "Python {have} is too old: lesson {no} needs {need} or newer.",
-        "missing": "Lesson {no} needs {names}, not installed in the Python of this kernel.",
-        "do": "Type in a terminal:  {command}\nthen restart the kernel (menu Kernel, Restart Kernel).",
-    },
-    "zh": {
-        "lesson": "第 {no} 课",
-        "ready": "就绪",
-        "threads": "CPU {n} 线程",
-        "no_torch": "不需要 torch",
-        "python": "Python {have} 太旧:第 {no} 课需要 {need} 或更新版本。",
-        "missing": "第 {no} 课需要 {names},但这个内核的 Python 里没有安装。",
-        "do": "在终端里输入:  {command}\n然后重启内核(菜单 Kernel → Restart Kernel)。",
-    },
-}
+_TEXT = printed(
+    {
+        "en": {
+            "lesson": "Lesson {no}",
+            "ready": "ready",
+            "threads": "{n} CPU threads",
+            "no_torch": "no torch needed",
+            "python": "Python {have} is too old: lesson {no} needs {need} or newer.",
+            "missing": "Lesson {no} needs {names}, not installed in the Python of this kernel.",
+            "do": "Type in a terminal:  {command}\nthen restart the kernel (menu Kernel, Restart Kernel).",
+        },
+        "zh": {
+            "lesson": "第 {no} 课",
+            "ready": "就绪",
+            "threads": "CPU {n} 线程",
+            "no_torch": "不需要 torch",
+            "python": "Python {have} 太旧:第 {no} 课需要 {need} 或更新版本。",
+            "missing": "第 {no} 课需要 {names},但这个内核的 Python 里没有安装。",
+            "do": "在终端里输入:  {command}\n然后重启内核(菜单 Kernel → Restart Kernel)。",
+        },
+    }
+)
 
 # The one piece of module state in the package: a notebook is one reader in one language, and passing the language
 # to every picture would put an argument into each cell that says nothing about engines.

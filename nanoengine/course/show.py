@@ -25,7 +25,7 @@ COLOURS = {"Keyword": "#0a7cc4", "Operator.Word": "#0a7cc4", "String": "#3d8440"
            "Name.Decorator": "#b8600b"}  # fmt: skip
 _FRAME = (
     "margin:2px 0;padding:6px 8px;border-left:3px solid #0a7cc4;line-height:1.45;white-space:pre;overflow-x:auto;"
-    "background:transparent;color:inherit"
+    "background:transparent;color:inherit;font-family:var(--jp-code-font-family,monospace)"
 )
 _MARK = "background:rgba(240,173,0,.22)"
 

@@ -25,6 +25,8 @@ from pathlib import Path
 
 import jupytext
 
+from nanoengine.course.typography import chinese
+
 LANGS = ("en", "zh")
 ZH_MARK = "<!-- zh -->"
 # The output of such a cell differs between runs or machines (a time, a version): it is recorded, not compared.
@@ -104,7 +106,7 @@ def _cell(path: Path, raw) -> Cell:
     if raw.cell_type == "code":
         return Cell(cell_id, "code", raw.source, _LESSON_CALL.sub(r"\1\2zh\2", raw.source), tags)
     en, _, zh = raw.source.partition(ZH_MARK)
-    return Cell(cell_id, "markdown", en.strip(), zh.strip(), tags)
+    return Cell(cell_id, "markdown", en.strip(), chinese(zh.strip()), tags)
 
 
 def _refuse_repeated_ids(path: Path, cells: tuple[Cell, ...]) -> None:

@@ -8,6 +8,8 @@ from html import unescape
 
 from markdown_it import MarkdownIt
 
+from nanoengine.course.typography import chinese
+
 HAN = re.compile(r"[\u3400-\u9fff]")
 _WORD = re.compile(r"[A-Za-z0-9][\w'’.,/%-]*")
 _FOLD = re.compile(r"(?<=[\u3000-\u9fff,:;]) +(?=[\u3000-\u9fff])|(?<=[\u3001-\u3003]) +")
@@ -22,7 +24,7 @@ class Text:
     zh: str
 
     def __getitem__(self, lang: str) -> str:
-        return self.zh if lang == "zh" else self.en
+        return chinese(self.zh) if lang == "zh" else self.en
 
 
 def unfold(text: str) -> str:

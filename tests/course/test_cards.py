@@ -166,7 +166,7 @@ def test_the_terminal_interview_times_grades_and_closes_with_the_rubric(lang):
         for text in (item.card.question, item.follow_up.question, item.card.short, item.card.stop):
             assert bare(text[lang]) in said
     assert "**" not in said and "`" not in said
-    assert {"en": "2 questions, 5:26, mean grade 3.0 of 4, 1 over time.", "zh": "平均 3.0/4,1 道超时"}[lang] in said
+    assert {"en": "2 questions, 5:26, mean grade 3.0 of 4, 1 over time.", "zh": "平均 3.0/4，1 道超时"}[lang] in said
     assert {"en": "Type 1, 2, 3 or 4.", "zh": "请输入 1、2、3 或 4。"}[lang] in said
     assert said.rstrip().endswith({"en": "for the next question.", "zh": "等人追问。"}[lang])
 

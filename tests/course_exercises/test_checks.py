@@ -11,6 +11,7 @@ from nanoengine.course.checks import all_exercises, find_exercise
 from nanoengine.course.exercises import variant
 from nanoengine.course.rules import MAX_HAN, MAX_WORDS, words
 from nanoengine.course.source import LANGS, find_sources, read_source
+from nanoengine.course.typography import said
 from nanoengine.course.wrap import columns, wrap
 from tests.course_exercises import answers_01, answers_02, answers_03, answers_04, answers_05, answers_06
 from tests.course_exercises.conftest import ROOT
@@ -90,8 +91,8 @@ NOT_IMPORTED = [(key, name) for key, name in WRONG_CASES if WRONG[key][name][1] 
 def test_a_wrong_answer_gets_a_chinese_message_in_a_chinese_notebook(exercise_id, name):
     exercise = find_exercise(exercise_id)
     result = examine(exercise, {exercise.name: WRONG[exercise_id][name][0]}, lang="zh")
-    assert result.message.startswith(f"{exercise_id}:还不对。")
-    assert exercise.section.heading["zh"] in result.message
+    assert result.message.startswith(f"{exercise_id}：还不对。")
+    assert said(exercise.section.heading, "zh") in result.message
     why = re.search(r"^  为什么 +(.*)$", result.message, re.MULTILINE)[1]
     assert re.search(r"[\u3400-\u9fff]", why)
 
@@ -164,7 +165,7 @@ def test_the_section_to_reread_is_a_heading_of_the_lesson(exercise):
     (path,) = find_sources(ROOT / "lessons" / "src", [exercise.section.lesson])
     (cell,) = [c for c in read_source(path).cells if c.id == exercise.section.cell]
     for lang in LANGS:
-        assert cell.text(lang).splitlines()[0].lstrip("# ") == exercise.section.heading[lang]
+        assert cell.text(lang).splitlines()[0].lstrip("# ") == said(exercise.section.heading, lang)
 
 
 def test_lines_break_between_words_and_between_chinese_characters():
