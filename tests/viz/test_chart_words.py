@@ -27,7 +27,7 @@ def test_a_chart_in_chinese_says_it_in_text_and_alternative(chinese):
     plot = plots.lines([1, 2, 4], {"no cache": [3, 6, 12], "cache": [3, 3, 3]}, xlabel="tokens generated",
                        ylabel="TFLOP in all", title="Qwen3-0.6B: work to generate n tokens")  # fmt: skip
     found = texts(plot.svg())
-    assert {"没有缓存", "有缓存", "生成的 token 数", "Qwen3-0.6B:生成 n 个 token 的计算量"} <= set(found)
+    assert {"没有缓存", "有缓存", "生成的 token 数", "Qwen3-0.6B：生成 n 个 token 的计算量"} <= set(found)
     assert "没有缓存 从 3 到 12" in plot.alt
     assert plot.svg() == plot.svg()
 
