@@ -21,25 +21,33 @@ lesson("02", lang="en")
 # %% [markdown] id="ex02a"
 # ## 02a · RoPE at an offset
 #
-# A long prompt is computed in chunks, and a decode is a chunk of one token. So the rows of `x` do not begin at position 0.
+# A chat has filled its context. llama.cpp can then drop a stretch from the middle ("context shift"): what stood behind it
+# moves up. Its keys are in the cache, *turned already*, and nobody kept the unturned ones.
 #
-# Write `rope_chunk(x, start, theta)`: `x` is a float array `[tokens, heads, d]`; row i stands at position `start + i`.
-# Return the turned array; leave `x` as it is.
+# Write `move_keys(keys, old, new, theta)`: `keys` is a float array `[tokens, heads, d]`, row i turned at position
+# `old[i]`. Return the keys as if turned at `new[i]`; leave all inputs as they are.
 #
 # <!-- zh -->
-# ## 02a · 从中间开始的 RoPE
+# ## 02a · RoPE:换个位置
 #
-# 长 prompt 是分 chunk 算的,decode 就是只有一个 token 的 chunk。所以 `x` 的第一行不一定在位置 0。
+# 聊天把上下文占满了。llama.cpp 可以从中间删掉一段(叫 context shift),后面的往前挪。它们的 key 在缓存里,**已经转过了**,没转过的谁也没留。
 #
-# 写 `rope_chunk(x, start, theta)`:`x` 是浮点数组 `[token, 头, d]`,第 i 行在位置 `start + i`。返回转好的数组,`x` 不要动。
+# 写 `move_keys(keys, old, new, theta)`:`keys` 是浮点数组 `[token, 头, d]`,第 i 行是按位置 `old[i]` 转的。返回按 `new[i]` 转的样子;输入一律不要改。
 
 # %% [markdown] id="ex02a-rules"
-# * Pairs are (j, j + d/2), as in the lesson; the angle is position × theta ** (−2j / d).
-# * All heads of a row turn alike. An empty chunk gives an empty array.
+# * `old` and `new` are integer arrays `[tokens]`: any positions in any order; a key may move back, move ahead or stay.
+# * The layout is llama.cpp's for Llama, not the lesson's: **neighbours** (2j, 2j + 1) are a pair; its angle is
+#   position × theta ** (−2j / d).
+# * All heads of a row turn alike. No rows give no rows.
+#
+# Only the place is mended: in deeper layers a key also holds what its token once read from the stretch that was dropped.
 #
 # <!-- zh -->
-# * 和课上一样,(j, j + d/2) 是一对;角度 = 位置 × theta ** (−2j / d)。
-# * 同一行的各个头转得一样。空 chunk 返回空数组。
+# * `old`、`new` 是整数数组 `[token]`:位置任意,顺序任意;key 可以往前挪、往后挪,也可以不动。
+# * 排法是 llama.cpp 给 Llama 用的,和课上不同:**相邻**的 (2j, 2j + 1) 是一对,角度 = 位置 × theta ** (−2j / d)。
+# * 同一行的各个头转得一样。没有行,就返回没有行的数组。
+#
+# 补好的只是位置:更深的层里,key 还带着当初从被删的那段读来的东西。
 
 # %% [markdown] id="ex02a-hints"
 # <!-- hints ex02a -->
@@ -51,16 +59,17 @@ lesson("02", lang="en")
 import numpy as np
 
 # --- stub
-def rope_chunk(x, start, theta):  # yours
+def move_keys(keys, old, new, theta):  # yours
     raise NotImplementedError("ex02a")
 # --- solution
-def rope_chunk(x, start, theta):
-    half = x.shape[-1] // 2
-    positions = start + np.arange(len(x))
-    angles = positions[:, None] * theta ** (-np.arange(half) / half)
+def move_keys(keys, old, new, theta):
+    half = keys.shape[-1] // 2
+    angles = (new - old)[:, None] * theta ** (-np.arange(half) / half)  # rotations add: turn by what is missing
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
-    a, b = x[..., :half], x[..., half:]
-    return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
+    a, b = keys[..., 0::2], keys[..., 1::2]
+    out = np.empty_like(keys)
+    out[..., 0::2], out[..., 1::2] = a * cos - b * sin, b * cos + a * sin
+    return out
 
 # %% id="ex02a-check" tags=["check"]
 check("ex02a", globals())

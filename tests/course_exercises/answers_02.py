@@ -7,81 +7,102 @@ import math
 import numpy as np
 
 
-def _rope(place=lambda start, i: start + i, *, pairs="halves", sign=1, power=2.0):
-    """rope_chunk with one thing done differently, number by number."""
+def _move(by=lambda old, new, i: new[i] - old[i], *, pairs="neighbours", power=2.0):
+    """move_keys with one thing done differently, number by number."""
 
-    def rope_chunk(x, start, theta):
-        out, half = x.copy(), x.shape[-1] // 2
-        for i in range(len(x)):
-            for j in range(half):
-                a, b = (j, j + half) if pairs == "halves" else (2 * j, 2 * j + 1)
-                angle = sign * place(start, i) * theta ** (-power * j / x.shape[-1])
-                out[i, :, a] = x[i, :, a] * math.cos(angle) - x[i, :, b] * math.sin(angle)
-                out[i, :, b] = x[i, :, b] * math.cos(angle) + x[i, :, a] * math.sin(angle)
+    def move_keys(keys, old, new, theta):
+        out, d = keys.copy(), keys.shape[-1]
+        for i in range(len(keys)):
+            for j in range(d // 2):
+                a, b = (2 * j, 2 * j + 1) if pairs == "neighbours" else (j, j + d // 2)
+                angle = by(old, new, i) * theta ** (-power * j / d)
+                out[i, :, a] = keys[i, :, a] * math.cos(angle) - keys[i, :, b] * math.sin(angle)
+                out[i, :, b] = keys[i, :, b] * math.cos(angle) + keys[i, :, a] * math.sin(angle)
         return out
 
-    return rope_chunk
+    return move_keys
 
 
-def by_matrices(x, start, theta):
-    """Each row times its own rotation matrix."""
-    d = x.shape[-1]
-    half, out = d // 2, np.empty_like(x)
-    for i, row in enumerate(x):
-        c, s = (f((start + i) * theta ** (-np.arange(half) / half)) for f in (np.cos, np.sin))
-        matrix = np.block([[np.diag(c), -np.diag(s)], [np.diag(s), np.diag(c)]])
-        out[i] = row @ matrix.T
-    return out
+def back_and_forth(keys, old, new, theta):
+    """Turns back to position 0, then to the new one, each pair as a complex number."""
+    d = keys.shape[-1]
+    pairs = keys[..., 0::2] + 1j * keys[..., 1::2]
+    speed = theta ** (-np.arange(0, d, 2) / d)
+    pairs = pairs * np.exp(-1j * np.outer(old, speed))[:, None] * np.exp(1j * np.outer(new, speed))[:, None]
+    return np.stack((pairs.real, pairs.imag), -1).reshape(keys.shape)
 
 
-def in_place(x, start, theta):
-    x[...] = by_matrices(x, start, theta)
-    return x
+def in_place(keys, old, new, theta):
+    keys[...] = back_and_forth(keys, old, new, theta)
+    return keys
 
 
-def cut_as_neighbours(x, start, theta):
-    """Takes pairs (2j, 2j + 1) out, and puts the two results one behind the other."""
-    out = _rope(pairs="neighbours")(x, start, theta)
-    return np.concatenate((out[..., 0::2], out[..., 1::2]), -1)
+def changes_positions(keys, old, new, theta):
+    new -= old
+    return back_and_forth(keys, np.zeros_like(new), new, theta)
 
 
-def half_overwritten(x, start, theta):
-    out, half = x.copy(), x.shape[-1] // 2
-    angles = (start + np.arange(len(x)))[:, None] * theta ** (-np.arange(half) / half)
-    c, s = np.cos(angles)[:, None], np.sin(angles)[:, None]
-    out[..., :half] = out[..., :half] * c - out[..., half:] * s
-    out[..., half:] = out[..., half:] * c + out[..., :half] * s
-    return out
+def _parts(keys, old, new, theta):
+    angles = (new - old)[:, None] * theta ** (-np.arange(0, keys.shape[-1], 2) / keys.shape[-1])
+    return np.cos(angles)[:, None], np.sin(angles)[:, None], keys[..., 0::2], keys[..., 1::2]
 
 
-def no_head_axis(x, start, theta):
-    half = x.shape[-1] // 2
-    angles = (start + np.arange(len(x)))[:, None] * theta ** (-np.arange(half) / half)
-    c, s, a, b = np.cos(angles), np.sin(angles), x[..., :half], x[..., half:]
+def two_halves(keys, old, new, theta):
+    """Takes neighbours out, and puts the two results one behind the other."""
+    c, s, a, b = _parts(keys, old, new, theta)
     return np.concatenate((a * c - b * s, b * c + a * s), -1)
 
 
-def asks_the_check(x, start, theta):
+def first_overwritten(keys, old, new, theta):
+    c, s, _, _ = _parts(keys, old, new, theta)
+    out = keys.copy()
+    out[..., 0::2] = out[..., 0::2] * c - out[..., 1::2] * s
+    out[..., 1::2] = out[..., 1::2] * c + out[..., 0::2] * s
+    return out
+
+
+def no_head_axis(keys, old, new, theta):
+    c, s, a, b = _parts(keys, old, new, theta)
+    c, s = c[:, 0], s[:, 0]
+    return np.stack((a * c - b * s, b * c + a * s), -1).reshape(*np.broadcast(a, c).shape[:2], -1)
+
+
+def the_lessons_rope(keys, old, new, theta):
+    """The lesson's cell, translated to numpy, called with the new positions."""
+    half = keys.shape[-1] // 2
+    angles = new[:, None] * theta ** (-np.arange(half) / half)
+    c, s = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    a, b = keys[..., :half], keys[..., half:]
+    return np.concatenate((a * c - b * s, b * c + a * s), -1)
+
+
+def asks_the_check(keys, old, new, theta):
     from nanoengine.course.checks.lesson_02_rope import turned
 
-    return turned(x, start, theta)
+    return turned(keys, new - old, theta)
 
 
-RIGHT = {"ex02a": {"number by number": _rope(), "matrices": by_matrices}}
+RIGHT = {"ex02a": {"number by number": _move(), "back and forth": back_and_forth}}
 # name -> (answer, verdict, words of its message in English)
 WRONG = {
     "ex02a": {
-        "from zero": (_rope(lambda start, i: i), "wrong", "row i of a chunk stands at start + i"),
-        "one too far": (_rope(lambda start, i: start + i + 1), "wrong", "one position off"),
-        "all at start": (_rope(lambda start, i: start), "wrong", "Each row has its own position"),
-        "neighbours": (_rope(pairs="neighbours"), "wrong", "You paired neighbours"),
-        "cut as neighbours": (cut_as_neighbours, "wrong", "You paired neighbours"),
-        "half overwritten": (half_overwritten, "wrong", "from the old a and b"),
-        "no axis for heads": (no_head_axis, "wrong", "an axis of length 1"),
-        "backwards": (_rope(sign=-1), "wrong", "Turned the other way round"),
-        "half the exponent": (_rope(power=1.0), "wrong", "The exponent is"),
+        "as they came": (lambda keys, old, new, theta: keys.copy(), "wrong", "still turned for the old positions"),
+        "the new position": (_move(lambda old, new, i: new[i]), "wrong", "rotations add up"),
+        "back to 0": (_move(lambda old, new, i: -old[i]), "wrong", "turned back to position 0"),
+        "backwards": (_move(lambda old, new, i: old[i] - new[i]), "wrong", "Turned the other way"),
+        "by the row": (_move(lambda old, new, i: i), "wrong", "You took the row for the position"),
+        "new is the row": (_move(lambda old, new, i: i - old[i]), "wrong", "You took the row for the position"),
+        "one shift for all": (_move(lambda old, new, i: new[0] - old[0]), "wrong", "moved by the same distance"),
+        "the last one's shift": (_move(lambda old, new, i: new[-1] - old[-1]), "wrong", "moved by the same distance"),
+        "halves": (_move(pairs="halves"), "wrong", "neighbours (2j, 2j + 1) are a pair"),
+        "the lesson's rope": (the_lessons_rope, "wrong", "rotations add up"),
+        "two halves": (two_halves, "wrong", "not into two halves"),
+        "first overwritten": (first_overwritten, "wrong", "from the old a and b"),
+        "no axis for heads": (no_head_axis, "wrong", "axis of length 1"),
+        "half the exponent": (_move(power=1.0), "wrong", "The exponent is"),
         "in place": (in_place, "wrong", "The input was changed"),
-        "a list": (lambda x, start, theta: x.tolist(), "wrong", "Return a new array"),
+        "positions in place": (changes_positions, "wrong", "The input was changed"),
+        "a list": (lambda keys, old, new, theta: keys.tolist(), "wrong", "Return a new numpy array"),
         "asks the check": (asks_the_check, "imported", "turned"),
     }
 }

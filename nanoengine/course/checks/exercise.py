@@ -21,10 +21,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Failure:
-    """How an answer missed on one case. ``why`` says in both languages what that usually means."""
+    """How an answer missed on one case. ``why`` says in both languages what that usually means.
 
-    expected: str
-    got: str
+    expected, got: a plain str where no language is in it, as in a number or a shape.
+    """
+
+    expected: str | Text
+    got: str | Text
     why: Text
 
 
@@ -36,7 +39,7 @@ class Exercise:
     run: (answer, case) -> Failure or None; calls the answer through ``call`` only.
     boundaries: cases picked by hand, tried first. random_case: one case from a random.Random.
     smaller: cases a little smaller than a given one, the boldest cut first; used to shrink a failure.
-    show: a case as one line of text.
+    show: a case as one line of text, a plain str where no language is in it.
     explain: what an exception that the answer raised usually means here, or None.
     forbidden: the package's own objects that answer the exercise; an answer that is one of them, or
         calls one, is ``imported``.
@@ -51,7 +54,7 @@ class Exercise:
     boundaries: tuple[Any, ...]
     random_case: Callable[[random.Random], Any]
     smaller: Callable[[Any], Iterable[Any]]
-    show: Callable[[Any], str]
+    show: Callable[[Any], str | Text]
     explain: Callable[[Exception], Text | None] = lambda error: None
     forbidden: tuple[Callable, ...] = ()
     num_random: int = 40

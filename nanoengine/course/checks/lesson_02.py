@@ -8,30 +8,30 @@ from nanoengine.course.checks.exercise import Exercise, Section
 
 ROPE = Exercise(
     id="ex02a",
-    name="rope_chunk",
-    title=dict(en="RoPE at an offset", zh="从中间开始的 RoPE"),
+    name="move_keys",
+    title=dict(en="RoPE at an offset", zh="RoPE:换个位置"),
     section=Section("02", "rope-intro", dict(en="RoPE: the position is an angle", zh="RoPE:位置就是角度")),
     hints=(
         dict(
-            en="Row i of the chunk stands at position `start + i`. Number j of a head's first half is a pair "
-            "with number "
-            "j + d/2.",
-            zh="chunk 的第 i 行在位置 `start + i`。每个头前一半的第 j 个数,和第 j + d/2 个数是一对。",
+            en="Turning by one angle and then by another is turning by their sum. The key stands at `old[i]` already; "
+            "which angle brings it to `new[i]`?",
+            zh="先转一个角度,再转一个角度,等于转它们的和。key 已经在 `old[i]` 了,再转多少就到 `new[i]`?",
         ),
         dict(
-            en="The angle of pair j is position × theta ** (-2j / d). The pair (a, b) becomes (a·cos − b·sin, "
-            "b·cos + a·sin).",
-            zh="第 j 对的角度是 位置 × theta ** (-2j / d)。(a, b) 变成 (a·cos − b·sin, b·cos + a·sin)。",
+            en="Pair j of row i turns by (new[i] − old[i]) × theta ** (-2j / d); a negative angle turns back. "
+            "(a, b) becomes (a·cos − b·sin, b·cos + a·sin).",
+            zh="第 i 行第 j 对转 (new[i] − old[i]) × theta ** (-2j / d);角度是负的就往回转。"
+            "(a, b) 变成 (a·cos − b·sin, b·cos + a·sin)。",
         ),
         dict(
-            en="`angles = (start + np.arange(n))[:, None] * theta ** (-np.arange(half) / half)`, then cos and sin of "
-            "`angles[:, None]`, so that all heads share them; cut x with `[..., :half]` and join with np.concatenate.",
-            zh="`angles = (start + np.arange(n))[:, None] * theta ** (-np.arange(half) / half)`,再对 `angles[:, "
-            "None]` 取 "
-            "cos、sin,各个头共用;x 用 `[..., :half]` 切开,最后 np.concatenate 拼回去。",
+            en="`angles = (new - old)[:, None] * theta ** (-np.arange(half) / half)`, then cos and sin of "
+            "`angles[:, None]`, so that all heads share them. a is `keys[..., 0::2]`, b is `keys[..., 1::2]`; "
+            "write both into `out = np.empty_like(keys)`.",
+            zh="`angles = (new - old)[:, None] * theta ** (-np.arange(half) / half)`,再对 `angles[:, None]` 取 "
+            "cos、sin,各个头共用。a 是 `keys[..., 0::2]`,b 是 `keys[..., 1::2]`;写回 `out = np.empty_like(keys)`。",
         ),
     ),
-    run=rope.run_rope,
+    run=rope.run_move,
     boundaries=rope.BOUNDARIES,
     random_case=rope.random_case,
     smaller=rope.smaller,

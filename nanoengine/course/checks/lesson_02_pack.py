@@ -69,20 +69,21 @@ def run_pack(answer, case: PackCase) -> Failure | None:
         if not broken:
             return Failure("(weight, bias)", f"ValueError: {error}", WHOLE)
         named = broken in str(error)
-        return None if named else Failure(f"ValueError that names {broken}", f"ValueError: {error}", NAME)
+        return None if named else Failure(_refusal(broken), f"ValueError: {error}", NAME)
     except KeyError as error:
         if not case.drop:
             raise  # the check says in which line
-        return Failure(f"ValueError that names {broken}", f"KeyError: {error}", MISSING)
+        return Failure(_refusal(broken), f"KeyError: {error}", MISSING)
     if broken:
-        return Failure(f"ValueError that names {broken}", _described(got), MISSING if case.drop else SHORT)
+        return Failure(_refusal(broken), _described(got), MISSING if case.drop else SHORT)
     rows = sum(map(case.rows, PARTS))
     if not (isinstance(got, tuple) and len(got) == 2):
-        return Failure("a tuple (weight, bias)", _described(got), PAIR)
+        return Failure("(weight, bias)", _described(got), PAIR)
     if getattr(got[0], "shape", None) != (rows, case.hidden):
-        return Failure(f"(array [{rows}, {case.hidden}], bias or None)", _described(got), SHAPE)
+        want = f"(weight [{rows}, {case.hidden}], {f'bias [{rows}]' if case.bias else None})"
+        return Failure(want, _described(got), SHAPE)
     if (got[1] is None) == case.bias or (case.bias and getattr(got[1], "shape", None) != (rows,)):
-        return Failure(f"a bias of {rows} numbers" if case.bias else "None as bias", _described(got), BIAS)
+        return Failure(f"bias [{rows}]" if case.bias else "bias None", _described(got), BIAS)
     return _compare(case, dict(tensors), *got)
 
 
@@ -97,7 +98,9 @@ def _compare(case: PackCase, tensors: dict[str, np.ndarray], weight: np.ndarray,
             rows = weight[start : start + len(want)]
             bias_only = case.bias and np.array_equal(rows, tensors[f"{case.prefix(case.layer)}{part}.weight"])
             why = ORDER if moved else BIAS_ROWS if bias_only else OTHER
-            return Failure(f"rows {start}… give {part}: {want[:3].tolist()}", f"{out[:3].tolist()}", why)
+            where = dict(en=f"rows {start}… give {part}: ", zh=f"第 {start} 行起是 {part}:")
+            return Failure({lang: said + f"{want[:3].tolist()}" for lang, said in where.items()},
+                           f"{out[:3].tolist()}", why)  # fmt: skip
         start += len(want)
     return None
 
@@ -113,10 +116,15 @@ def product_by_parts(case: PackCase, tensors: dict[str, np.ndarray], x: np.ndarr
     return result
 
 
+def _refusal(name: str) -> Text:
+    return dict(en=f"ValueError that names {name}", zh=f"ValueError,消息里有 {name}")
+
+
 def _described(got) -> str:
+    """As numpy would write it, which needs no language."""
     if isinstance(got, tuple):
         return f"({', '.join(_described(item) for item in got)})"[:160]
-    return f"array {list(got.shape)}" if isinstance(got, np.ndarray) else f"{got!r:.80}"
+    return f"ndarray {list(got.shape)}" if isinstance(got, np.ndarray) else f"{got!r:.80}"
 
 
 def random_case(rng: random.Random) -> PackCase:
@@ -141,12 +149,16 @@ def smaller(case: PackCase) -> Iterator[PackCase]:
         yield replace(case, bias=False)
 
 
-def show(case: PackCase) -> str:
-    text = f"heads {case.heads}, kv_heads {case.kv_heads}, head_dim {case.dim}, "
-    text += f"hidden {case.hidden}, layer {case.layer}"
-    text += ", with biases" if case.bias else ""
-    text += f", without {case.drop}" if case.drop else ""
-    return text + (f", {case.short} with a row too few" if case.short else "")
+def show(case: PackCase) -> Text:
+    sizes = f"heads {case.heads}, kv_heads {case.kv_heads}, head_dim {case.dim}, "
+    sizes += f"hidden {case.hidden}, layer {case.layer}"
+    facts = [
+        (case.bias, ", with biases", ",有偏置"),
+        (case.drop, f", without {case.drop}", f",缺 {case.drop}"),
+        (case.short, f", {case.short} with a row too few", f",{case.short} 少一行"),
+    ]
+    en, zh = ("".join(fact[i] for fact in facts if fact[0]) for i in (1, 2))
+    return dict(en=sizes + en, zh=sizes + zh)
 
 
 def explain(error: Exception) -> Text | None:

@@ -1,13 +1,14 @@
-"""Check of ex02a: RoPE of a chunk that starts in the middle of a text. Needs no torch.
+"""Check of ex02a: keys that were turned already move to other positions. Needs no torch.
 
-The oracle turns each pair as one complex number, one at a time; the answer is expected to work on whole arrays.
+The oracle turns the unturned numbers, which the answer never sees, once to the old and once to the new positions; each
+pair is one complex number, one at a time. The answer is expected to turn whole arrays once, by the difference.
 """
 
 from __future__ import annotations
 
 import cmath
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,53 +17,51 @@ from nanoengine.course.checks.exercise import Failure, Text, call
 
 
 @dataclass(frozen=True)
-class RopeCase:
-    """A chunk of ``tokens`` rows at positions start, start + 1, …; its numbers come from the seed."""
+class MoveCase:
+    """Row i was turned at ``old[i]`` and is wanted at ``new[i]``; its numbers come from the seed."""
 
-    tokens: int
+    old: tuple[int, ...]
+    new: tuple[int, ...]
     heads: int
     dim: int
-    start: int
     theta: float
     seed: int = 0
 
-    def chunk(self) -> np.ndarray:
-        numbers = np.random.default_rng(self.seed).integers(-4, 5, (self.tokens, self.heads, self.dim))
+    def unturned(self) -> np.ndarray:
+        numbers = np.random.default_rng(self.seed).integers(-4, 5, (len(self.old), self.heads, self.dim))
         return numbers.astype(np.float64) + 0.5  # no zeros: each number shows how its pair was turned
 
 
-def run_rope(answer, case: RopeCase) -> Failure | None:
-    x = case.chunk()
-    want = turned(x, case.start, case.theta)
-    given = x.copy()
-    got = call(answer, given, case.start, case.theta)
+def run_move(answer, case: MoveCase) -> Failure | None:
+    raw = case.unturned()
+    keys, want = turned(raw, case.old, case.theta), turned(raw, case.new, case.theta)
+    given = keys.copy(), np.array(case.old, dtype=np.int64), np.array(case.new, dtype=np.int64)
+    got = call(answer, *given, case.theta)
     if not isinstance(got, np.ndarray) or got.shape != want.shape:
-        kind = f"an array {list(got.shape)}" if isinstance(got, np.ndarray) else f"{got!r:.80}"
-        grown = isinstance(got, np.ndarray) and got.ndim == 3 and got.shape[0] == got.shape[1] == case.tokens
-        return Failure(f"a numpy array {list(want.shape)}", kind, HEAD_AXIS if grown else SHAPE)
-    if not np.array_equal(given, x):
-        return Failure("x as it was", "x was changed", CHANGED)
+        grown = isinstance(got, np.ndarray) and got.ndim == 3 and got.shape[0] == got.shape[1] == len(case.old)
+        return Failure(array_of(want.shape), described(got), HEAD_AXIS if grown else SHAPE)
+    for name, now, before in zip(("keys", "old", "new"), given, (keys, case.old, case.new), strict=True):
+        if not np.array_equal(now, before):
+            said = dict(en=f"{name} as it was", zh=f"{name} 保持原样")
+            return Failure(said, dict(en=f"{name} was changed", zh=f"{name} 被改了"), CHANGED)
     if _close(got, want):
         return None
     i = np.unravel_index(np.argmax(~np.isclose(got, want, atol=1e-6)), want.shape)
-    at = f"[{', '.join(str(int(n)) for n in i)}]"
-    return Failure(f"{want[i]:.4f} at {at}", f"{got[i]:.4f}", _likely(x, case, got))
+    at = f"out[{', '.join(str(int(n)) for n in i)}]"
+    return Failure(f"{at} = {want[i]:.4f}", f"{at} = {got[i]:.4f}", _likely(keys, case, got))
 
 
-def turned(x, start: int, theta: float, *, positions=None, interleaved=False, sign=1, power=2.0,
-           spoilt=False) -> np.ndarray:  # fmt: skip
-    """x [tokens, heads, d] with each pair (j, j + d/2) turned by position * theta^(-2j/d).
+def turned(x, positions: Iterable[int], theta: float, *, halves=False, power=2.0, spoilt=False) -> np.ndarray:
+    """x [tokens, heads, d] with each pair (2j, 2j + 1) of row i turned by positions[i] * theta^(-2j/d).
 
     The keywords make it wrong in one known way, to recognise an answer by. spoilt: the second number of a pair is
     computed from the first after that was overwritten.
     """
-    out, (tokens, heads, dim) = np.empty_like(x), x.shape
-    half = dim // 2
-    for i in range(tokens):
-        place = start + i if positions is None else positions(i)
-        for j in range(half):
-            turn = cmath.exp(1j * sign * place * theta ** (-power * j / dim))
-            a, b = (2 * j, 2 * j + 1) if interleaved else (j, j + half)
+    out, (_, heads, dim) = np.empty_like(x), x.shape
+    for i, place in enumerate(positions):
+        for j in range(dim // 2):
+            turn = cmath.exp(1j * place * theta ** (-power * j / dim))
+            a, b = (j, j + dim // 2) if halves else (2 * j, 2 * j + 1)
             for h in range(heads):
                 pair = complex(x[i, h, a], x[i, h, b]) * turn
                 out[i, h, a], out[i, h, b] = pair.real, pair.imag
@@ -71,49 +70,84 @@ def turned(x, start: int, theta: float, *, positions=None, interleaved=False, si
     return out
 
 
-def _neighbours_then_halves(x: np.ndarray, start: int, theta: float) -> np.ndarray:
-    """Pairs cut out as (2j, 2j + 1), but put together as two halves."""
-    out = turned(x, start, theta, interleaved=True)
-    return np.concatenate((out[..., 0::2], out[..., 1::2]), axis=-1)
+def array_of(shape: Iterable[int]) -> Text:
+    size = list(shape)
+    return dict(en=f"a numpy array {size}", zh=f"形状为 {size} 的 numpy 数组")
+
+
+def described(got) -> str | Text:
+    return array_of(got.shape) if isinstance(got, np.ndarray) else f"{got!r:.80}"
 
 
 def _close(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(np.allclose(a, b, atol=1e-6))
 
 
-def _likely(x: np.ndarray, case: RopeCase, got: np.ndarray) -> Text:
+def _wrong_turns(case: MoveCase) -> list[tuple[Text, np.ndarray]]:
+    """By how many positions each row turns in an answer with a known slip."""
+    old, new = np.array(case.old), np.array(case.new)
+    rows, by = np.arange(len(old)), new - old
+    return [(UNMOVED, by * 0), (TWICE, new), (HALFWAY, -old), (BACKWARDS, -by), (ROWS, rows), (ROWS, rows - old),
+            (ROWS, new - rows), (ONE_SHIFT, by * 0 + by[0]), (ONE_SHIFT, by * 0 + by[-1])]  # fmt: skip
+
+
+def _tells_apart(case: MoveCase) -> bool:
+    """False where two slips give the same numbers, so that a shrunk case would blame the wrong one."""
+    by = tuple(int(b - a) for a, b in zip(case.old, case.new, strict=True))
+    blamed: dict[tuple, Text] = {}
+    turns = ((tuple(turn.tolist()), why) for why, turn in _wrong_turns(case))
+    return all(turn == by or blamed.setdefault(turn, why) is why for turn, why in turns)
+
+
+def _likely(keys: np.ndarray, case: MoveCase, got: np.ndarray) -> Text:
     """Which known slip gives these numbers, if one does."""
-    start, theta = case.start, case.theta
+    by, theta = np.array(case.new) - np.array(case.old), case.theta
+
+    def joined() -> np.ndarray:
+        out = turned(keys, by, theta)
+        return np.concatenate((out[..., 0::2], out[..., 1::2]), axis=-1)
+
     slips: list[tuple[Text, Callable[[], np.ndarray]]] = [
-        (FROM_ZERO, lambda: turned(x, 0, theta)),
-        (ONE_OFF, lambda: turned(x, start + 1, theta)),
-        (ONE_OFF, lambda: turned(x, start - 1, theta)),
-        (ALL_SAME, lambda: turned(x, start, theta, positions=lambda i: start)),
-        (PAIRS, lambda: turned(x, start, theta, interleaved=True)),
-        (PAIRS, lambda: _neighbours_then_halves(x, start, theta)),
-        (SPOILT, lambda: turned(x, start, theta, spoilt=True)),
-        (BACKWARDS, lambda: turned(x, start, theta, sign=-1)),
-        (SPEED, lambda: turned(x, start, theta, power=1.0)),
+        *((why, lambda turn=turn: turned(keys, turn, theta)) for why, turn in _wrong_turns(case)),
+        (PAIRS, lambda: turned(keys, by, theta, halves=True)),
+        (PAIRS, lambda: turned(keys, case.new, theta, halves=True)),
+        (JOINED, joined),
+        (SPOILT, lambda: turned(keys, by, theta, spoilt=True)),
+        (SPEED, lambda: turned(keys, by, theta, power=1.0)),
     ]
     return next((why for why, slip in slips if _close(got, slip())), FORMULA)
 
 
-def random_case(rng: random.Random) -> RopeCase:
-    return RopeCase(rng.randint(1, 5), rng.randint(1, 3), 2 * rng.randint(1, 4), rng.randint(0, 40),
-                    rng.choice((10_000.0, 100_000.0, 1e6)), rng.randint(0, 999))  # fmt: skip
+def random_case(rng: random.Random) -> MoveCase:
+    tokens = rng.randint(1, 5)
+    if rng.random() < 0.5:  # a stretch before position `cut` is gone, and what follows moves up
+        first, cut = rng.randint(0, 40), rng.randint(0, 20)
+        old = tuple(first + cut + i for i in range(tokens))
+        new = tuple(first + i for i in range(tokens))
+    else:
+        old, new = (tuple(rng.randint(0, 60) for _ in range(tokens)) for _ in range(2))
+    return MoveCase(old, new, rng.randint(1, 3), 2 * rng.randint(1, 4), rng.choice((1e4, 1e5, 1e6)), rng.randint(0, 99))
 
 
-def smaller(case: RopeCase) -> Iterator[RopeCase]:
-    for name, least in (("tokens", 1), ("heads", 1), ("start", 0)):
-        value = getattr(case, name)
-        if value > least:
-            yield replace(case, **{name: (value + least) // 2})
+def smaller(case: MoveCase) -> Iterator[MoveCase]:
+    yield from (less for less in _less(case) if _tells_apart(less))
+
+
+def _less(case: MoveCase) -> Iterator[MoveCase]:
+    for i in range(len(case.old) if len(case.old) > 1 else 0):
+        yield replace(case, old=case.old[:i] + case.old[i + 1 :], new=case.new[:i] + case.new[i + 1 :])
+    for name in ("old", "new"):
+        if any(value := getattr(case, name)):
+            yield replace(case, **{name: tuple(n // 2 for n in value)})
+    if case.heads > 1:
+        yield replace(case, heads=1)
     if case.dim > 2:
         yield replace(case, dim=case.dim - 2)
 
 
-def show(case: RopeCase) -> str:
-    return f"x of shape [{case.tokens}, {case.heads}, {case.dim}], start {case.start}, theta {case.theta:g}"
+def show(case: MoveCase) -> str:
+    shape = f"[{len(case.old)}, {case.heads}, {case.dim}]"
+    return f"keys {shape}, old {list(case.old)}, new {list(case.new)}, theta {case.theta:g}"
 
 
 def explain(error: Exception) -> Text | None:
@@ -121,58 +155,74 @@ def explain(error: Exception) -> Text | None:
 
 
 BOUNDARIES = (
-    RopeCase(3, 2, 4, 0, 10_000.0),  # the beginning of a text: row 0 stays as it is
-    RopeCase(1, 2, 4, 9, 10_000.0),  # a decode
-    RopeCase(4, 1, 8, 5, 100_000.0),  # a chunk
-    RopeCase(2, 3, 2, 7, 10_000.0),  # one pair a head
-    RopeCase(2, 1, 6, 2000, 1e6),
-    RopeCase(0, 2, 4, 3, 10_000.0),  # an empty chunk
+    MoveCase((8, 9, 10), (5, 6, 7), 2, 4, 1e4),  # three positions were cut out before it
+    MoveCase((2, 5, 9), (1, 5, 6), 1, 8, 1e5),  # two cuts; each row its own shift
+    MoveCase((3,), (11,), 2, 4, 1e4),  # ahead
+    MoveCase((7, 0, 3), (2, 9, 3), 1, 6, 1e4),  # any order, one stays
+    MoveCase((6, 7), (0, 1), 3, 2, 1e4),  # one pair a head
+    MoveCase((30_000, 12), (5, 20_000), 1, 6, 1e6),
+    MoveCase((), (), 2, 4, 1e4),  # nothing to move
 )
 
 SHAPE = dict(
-    en="Return a new array of the shape of x: [tokens, heads, d].",
-    zh="返回一个和 x 同样形状的新数组:[token, 头, d]。",
+    en="Return a new numpy array of the shape of keys: [tokens, heads, d].",
+    zh="返回一个和 keys 同样形状的新 numpy 数组:`[token, 头, d]`。",
 )
 HEAD_AXIS = dict(
-    en="The angles are [tokens, half], x is [tokens, heads, half]: tokens met heads. Give cos and sin an axis of "
-    "length 1 for the heads, [:, None].",
-    zh="角度是 [token, half],x 是 [token, 头, half]:token 那一维对到头上去了。"
-    "给 cos、sin 在中间加一个长度 1 的轴:[:, None]。",
-)
-SPOILT = dict(
-    en="The second half was computed from the first after that had been overwritten. Compute both from "
-    "the old a and b.",
-    zh="算后一半的时候,前一半已经被改掉了。两半都要用原来的 a、b 来算。",
+    en="The angles are [tokens, d/2], what they turn is [tokens, heads, d/2]: tokens met heads. Give cos and sin an "
+    "axis of length 1 for the heads, [:, None].",
+    zh="角度是 `[token, d/2]`,要转的是 `[token, 头, d/2]`:token 那一维对到头上去了。"
+    "给 cos、sin 在中间加一个长度 1 的轴:`[:, None]`。",
 )
 CHANGED = dict(
     en="The input was changed. The caller still needs it: make a new array.",
     zh="输入被改了。调用方还要用它:另建一个数组。",
 )
-FROM_ZERO = dict(
-    en="These are the angles of positions 0, 1, 2, …: row i of a chunk stands at start + i.",
-    zh="这是按位置 0、1、2、…转的:chunk 的第 i 行在 start + i。",
+UNMOVED = dict(
+    en="These are the keys as they came, still turned for the old positions.",
+    zh="key 原样返回了,还停在旧位置上。",
 )
-ONE_OFF = dict(
-    en="All rows are one position off: row 0 stands at start itself.",
-    zh="所有行都差一位:第 0 行就在 start。",
+TWICE = dict(
+    en="You turned by the new position. But the keys are turned by the old one already, and rotations add up: "
+    "what is missing between the two?",
+    zh="你又按新位置转了一遍。可是 key 已经按旧位置转过了,旋转是累加的:两者之间还差多少?",
 )
-ALL_SAME = dict(
-    en="All rows were turned by the angle of start. Each row has its own position.",
-    zh="所有行都按 start 转了。每一行有自己的位置。",
-)
-PAIRS = dict(
-    en="You paired neighbours (2j, 2j + 1). Here, as in the Hugging Face layout, number j is a pair with j + d/2.",
-    zh="你把相邻的 (2j, 2j + 1) 当成一对。这里和 Hugging Face 的排法一样,j 和 j + d/2 才是一对。",
+HALFWAY = dict(
+    en="The keys were turned back to position 0 and left there. They still have to go to the new one.",
+    zh="你把 key 转回了位置 0,就停在那了。还要转到新位置去。",
 )
 BACKWARDS = dict(
-    en="Turned the other way round: (a, b) becomes (a·cos − b·sin, b·cos + a·sin).",
-    zh="转反了:(a, b) 变成 (a·cos − b·sin, b·cos + a·sin)。",
+    en="Turned the other way: the angle is (new − old) × speed, and (a, b) becomes (a·cos − b·sin, b·cos + a·sin).",
+    zh="转反了:角度是 (new − old) × 转速,(a, b) 变成 (a·cos − b·sin, b·cos + a·sin)。",
+)
+ROWS = dict(
+    en="You took the row for the position. A row's place in the array says nothing about its place in the text: use "
+    "old and new.",
+    zh="你把行号当成位置了。排在数组的第几行,和在文本里的位置没关系:要用 old 和 new。",
+)
+ONE_SHIFT = dict(
+    en="All rows were moved by the same distance. Each row has its own: new[i] − old[i].",
+    zh="所有行都挪了同样的距离。每一行有自己的:new[i] − old[i]。",
+)
+PAIRS = dict(
+    en="You paired the halves, (j, j + d/2), as the lesson does. In llama.cpp's layout neighbours (2j, 2j + 1) are "
+    "a pair.",
+    zh="你像课上那样把前后两半配成了对 (j, j + d/2)。llama.cpp 的排法里,相邻的 (2j, 2j + 1) 才是一对。",
+)
+JOINED = dict(
+    en="The numbers are right, in the wrong places: both of a pair go back to 2j and 2j + 1, not into two halves.",
+    zh="数是对的,位置不对:一对数要放回 2j 和 2j + 1,不是拼成前后两半。",
+)
+SPOILT = dict(
+    en="The second of a pair was computed from the first after that had been overwritten. Compute both from "
+    "the old a and b.",
+    zh="算一对里的第二个时,第一个已经被改掉了。两个都要用原来的 a、b 来算。",
 )
 SPEED = dict(
-    en="The exponent is −2j / d, which is −j / half; yours is half of that.",
-    zh="指数是 −2j / d,也就是 −j / half;你的只有一半。",
+    en="The exponent is −2j / d for pair j = 0, 1, 2, …; yours is half of that.",
+    zh="第 j 对的指数是 −2j / d,j 从 0 数起;你的只有一半。",
 )
 FORMULA = dict(
-    en="Compute one pair by hand: angle = (start + row) × theta ** (−2j / d), pair (j, j + d/2).",
-    zh="手算一对:角度 = (start + 行号) × theta ** (−2j / d),一对是 (j, j + d/2)。",
+    en="Compute one pair by hand: angle = (new[i] − old[i]) × theta ** (−2j / d), pair (2j, 2j + 1).",
+    zh="手算一对:角度 = (new[i] − old[i]) × theta ** (−2j / d),一对是 (2j, 2j + 1)。",
 )
