@@ -347,7 +347,7 @@ from nanoengine.engine.llm_engine import LLMEngine
 
 def engine_on(runner):
     """The engine of the example on another runner: budget of 16 tokens, no block held back."""
-    config = EngineConfig(max_num_batched_tokens=16, max_num_seqs=4, watermark=0.0)
+    config = EngineConfig(max_num_batched_tokens=16, max_num_seqs=4)
     engine = LLMEngine(config, runner=runner)
     for prompt, new in REQUESTS.values():
         engine.add_request(prompt, SamplingParams(max_tokens=new))

@@ -305,7 +305,7 @@ from nanoengine.sim import SlotRunner
 
 def life(manager, **settings):
     """The outputs of A-D, and the block tables at every step."""
-    config = EngineConfig(max_num_batched_tokens=16, max_num_seqs=4, watermark=0.0, **settings)
+    config = EngineConfig(max_num_batched_tokens=16, max_num_seqs=4, **settings)
     engine = LLMEngine(config, runner=SlotRunner(12, 4), block_manager=manager)
     seqs = [engine.add_request(p, SamplingParams(max_tokens=n)) for p, n in REQUESTS.values()]
     tables = [[list(seq.block_table) for seq in seqs] for _ in engine.run()]

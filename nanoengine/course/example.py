@@ -28,7 +28,7 @@ REQUESTS: dict[str, tuple[list[int], int]] = {
 
 def example_engine(policy: str = "token_budget", *, engine_class=LLMEngine, **settings) -> LLMEngine:
     """An engine on SlotRunner with A-D queued, ids 0-3. settings: fields of EngineConfig."""
-    settings = {"max_num_batched_tokens": TOKEN_BUDGET, "max_num_seqs": 4, "watermark": 0.0} | settings
+    settings = {"max_num_batched_tokens": TOKEN_BUDGET, "max_num_seqs": 4} | settings
     blocks, size = settings.pop("num_blocks", NUM_BLOCKS), settings.pop("block_size", BLOCK_SIZE)
     engine = engine_class(EngineConfig(policy=policy, **settings), runner=SlotRunner(blocks, size))
     for prompt, new_tokens in REQUESTS.values():

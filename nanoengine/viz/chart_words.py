@@ -10,7 +10,7 @@ import re
 
 from nanoengine.viz.words import typeset
 
-_NUMBER = re.compile(r"(?<![A-Za-z])\d(?:[\d,.:-]*\d)?")
+_NUMBER = re.compile(r"(?<![A-Za-z\d])\d(?:[\d,.:-]*\d)?")
 
 CHINESE = {
     # axes and legends

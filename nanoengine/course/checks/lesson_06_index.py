@@ -221,7 +221,7 @@ LEAVE_ONE = dict(en="The logits come from computing the last token (section 7): 
                  "first len - 1 tokens.",
                  zh="logits 要靠算最后一个 token 得到(第 7 节):只看前 len - 1 个 token 里的满块。")  # fmt: skip
 NO_HASH = dict(en="The exercise is about the chain: find a note by hash_function(parent key, tokens of the block).",
-               zh="这道题练的就是链:用 hash_function(上一块的键, 这一块的 token) 来找记录。")  # fmt: skip
+               zh="这道题练的就是链:把上一块的键和这一块的 token 交给 hash_function,用所得哈希找记录。")  # fmt: skip
 NOT_A_BLOCK = dict(en="Hash one full block at a time, together with the key of the block before; never a half-full "
                    "one.",
                    zh="一次只哈希一个满块,外加上一块的键;没写满的不要哈希。")  # fmt: skip
