@@ -3,7 +3,7 @@
 #
 # *From weights to logits: four small operations, thirty times.*
 #
-# **About 60 minutes** · before this: 01 · no GPU · source walked: `nanoengine/model/decoder.py`,
+# **About 75 minutes** · before this: 01 · no GPU · source walked: `nanoengine/model/decoder.py`,
 # `nanoengine/model/layers.py`, `nanoengine/model/ops.py`
 #
 # After this lesson you can
@@ -17,9 +17,9 @@
 #
 # *四个小操作,重复三十遍。*
 #
-# **约 60 分钟** · 前置:01 · 不用 GPU · 源码:`nanoengine/model/decoder.py`、`nanoengine/model/layers.py`、`nanoengine/model/ops.py`
+# **约 75 分钟** · 前置:01 · 不用 GPU · 源码:`nanoengine/model/decoder.py`、`nanoengine/model/layers.py`、`nanoengine/model/ops.py`
 #
-# 这一课结束时你会拿到
+# 这一课结束时,你
 #
 # 1. 能默写 RMSNorm、RoPE、GQA、SwiGLU,而且写出来的和 Hugging Face 对得上;
 # 2. 能说清 GQA 缩小了什么、缩小几倍、什么没变;
@@ -123,8 +123,8 @@ print(f"{(answers == torch.arange(0, len(table), 100)).sum()} of {len(answers)} 
 # ### RMSNorm
 #
 # Divide by the root of the mean square, times a learnt weight: a sub-layer sees inputs of one size, however much was added
-# to the stream. No mean is subtracted, there is no bias. `eps` is inside the root, and it differs: 1e-5 for Llama, 1e-6 for
-# Qwen3. **Write that line** before you read the next cell.
+# to the stream. No mean is subtracted, there is no bias. `eps` is inside the root, and it differs: 1e-5 in this Llama, 1e-6
+# in Qwen3. **Write that line** before you read the next cell.
 #
 # <!-- zh -->
 # ### RMSNorm
@@ -143,8 +143,8 @@ print("same for x and 7x:", torch.allclose(ours, rms_norm(x, torch.ones(576), 1e
 # %% [markdown] id="rope-intro"
 # ### RoPE: the position is an angle
 #
-# Attention by itself cannot tell order. RoPE turns each pair of numbers (i, i + d/2) of a **query** and a **key** by
-# position × a speed of its own, θ^(−2i/d), with θ = {{ int(config.rope_theta):,}} here; V is left alone. The first pair turns
+# A score q · k is the same wherever the two tokens stand. RoPE turns each pair of numbers (i, i + d/2) of a **query** and
+# a **key** by position × a speed of its own, θ^(−2i/d), with θ = {{ int(config.rope_theta):,}} here; V is left alone. The first pair turns
 # one radian a token, the last hardly at all.
 #
 # **Predict:** if everybody's position grows by 1000, what happens to the scores q · k?
@@ -152,7 +152,7 @@ print("same for x and 7x:", torch.allclose(ours, rms_norm(x, torch.ones(576), 1e
 # <!-- zh -->
 # ### RoPE:位置就是角度
 #
-# attention 自己分不出先后。RoPE 把 **query** 和 **key** 里的每一对数(i, i + d/2)转一个角度:位置 × 这一对自己的转速 θ^(−2i/d),这里 θ = {{ int(config.rope_theta):,}};V 不动。第一对每个 token 转 1 弧度,最后一对几乎不转。
+# q · k 这个分数,两个 token 摆在哪都一样。RoPE 把 **query** 和 **key** 里的每一对数(i, i + d/2)转一个角度:位置 × 这一对自己的转速 θ^(−2i/d),这里 θ = {{ int(config.rope_theta):,}}。V 不动。第一对每个 token 转 1 弧度,最后一对几乎不转。
 #
 # **先预测**:所有人的位置都加 1000,分数 q · k 会怎么变?
 
@@ -178,14 +178,14 @@ print(f"query 6, key 2: {score(6, 2):.2f}    one further apart")
 # Nothing: turning both by the same angle leaves their dot product. Only the **distance** counts. That is why a key can be
 # turned once, cached, and never touched again, however long the text grows.
 #
-# And it is a trap: shift *everything* and no test notices; shift a *part*, and each distance between it and the rest
+# And it is a trap: shift *everything* and no output shows it; shift a *part*, and each distance between it and the rest
 # is wrong, all along the seam.
 # Remember that for section 6.
 #
 # <!-- zh -->
 # 不变:两个一起转同样的角度,点积不变。起作用的只有**距离**。所以 key 转一次、存进缓存,以后文本再长也不用再碰它。
 #
-# 这也是个陷阱:**全体**平移,什么测试都发现不了;只平移**一部分**,跨过接缝的距离就全错了。先记着,第 6 节要用。
+# 这也是个陷阱:**全体**平移,输出上什么都看不出来;只平移**一部分**,跨过接缝的距离就全错了。先记着,第 6 节要用。
 
 # %% [markdown] id="gqa-intro"
 # ### GQA: fewer keys than queries
@@ -225,17 +225,18 @@ for name, tensor in {"q": q, "k": k, "v": v}.items():
 # K and V shrink to a third: their weights, their cache, and what decode reads of it. The **scores do not**: there are still 9
 # heads of them. GQA saves memory, not attention arithmetic.
 #
-# (`repeat_interleave` copies, and so wastes what GQA saved. The package groups queries instead and copies nothing.)
+# (`repeat_interleave` copies: the cache stays small, but the traffic that GQA saved is spent again. The package groups
+# queries instead and copies nothing.)
 #
 # <!-- zh -->
 # K、V 变成三分之一:权重、缓存、decode 要读的缓存都是。**分数没变**:还是 9 个头。GQA 省的是显存,不是 attention 的计算。
 #
-# (`repeat_interleave` 会真的复制,把 GQA 省下的又花掉了。包里的做法是把 query 按组堆起来,一份都不复制。)
+# (`repeat_interleave` 会真的复制:缓存还是小的,可 GQA 省下的读写又花掉了。包里的做法是把 query 按组堆起来,一份都不复制。)
 
 # %% [markdown] id="decoder-intro"
 # ## 3 · Your decoder
 #
-# SwiGLU is one line: `down(silu(gate(x)) * up(x))`. Put the four together. Qwen3 adds one thing, **QK-norm**: an RMSNorm over
+# SwiGLU is one line: `down(silu(gate(x)) * up(x))`. Put the four together. Qwen3 adds one operation, **QK-norm**: an RMSNorm over
 # each query and key head, *before* RoPE.
 #
 # `w` holds one layer's weights, `c` the config; `note` gets each tensor as it passes: the picture below is drawn from that.
@@ -243,7 +244,7 @@ for name, tensor in {"q": q, "k": k, "v": v}.items():
 # <!-- zh -->
 # ## 3 · 你的 decoder
 #
-# SwiGLU 就一行:`down(silu(gate(x)) * up(x))`。四样东西拼起来。Qwen3 只多一样,**QK-norm**:每个 query head、key head 各做一次 RMSNorm,在 RoPE **之前**。
+# SwiGLU 就一行:`down(silu(gate(x)) * up(x))`。四样东西拼起来。Qwen3 只多一个操作,**QK-norm**:每个 query head、key head 各做一次 RMSNorm,在 RoPE **之前**。
 #
 # `w` 是这一层的权重,`c` 是 config;每个张量路过,`note` 都会拿到,下面的图就是照它画的。
 
@@ -293,10 +294,10 @@ shape_flow(noted)
 # %% [markdown] id="shapes-read"
 # Read it downwards. The first axis never changes: {{ len(text_ids) }} tokens in, {{ len(text_ids) }} rows of logits out. The
 # stream is {{ config.hidden_size }} wide; K and V are a third of Q; the MLP widens to {{ config.intermediate_size }}; the
-# logits are by far the widest ({{ config.vocab_size:,}}). An engine computes them only for rows that sample.
+# logits are by far the widest ({{ config.vocab_size:,}}). This engine computes them only for rows that sample.
 #
 # <!-- zh -->
-# 从上往下看。第一维从头到尾不变:{{ len(text_ids) }} 个 token 进,{{ len(text_ids) }} 行 logits 出。流宽 {{ config.hidden_size }};K、V 是 Q 的三分之一;MLP 展宽到 {{ config.intermediate_size }};logits 最宽({{ config.vocab_size:,}})。所以引擎只给要采样的那几行算 logits。
+# 从上往下看。第一维从头到尾不变:{{ len(text_ids) }} 个 token 进,{{ len(text_ids) }} 行 logits 出。流宽 {{ config.hidden_size }};K、V 是 Q 的三分之一;MLP 展宽到 {{ config.intermediate_size }};logits 最宽({{ config.vocab_size:,}})。所以我们的引擎只给要采样的那几行算 logits。
 
 # %% [markdown] id="hf-intro"
 # ## 4 · Is it right? Ask somebody else
@@ -420,15 +421,16 @@ torch.set_num_threads(threads)
 
 # %% [markdown] id="packed-read"
 # **The negative result.** Packing saves *calls*, not FLOPs and not bytes: the same weights are read, the same numbers multiplied.
-# So what it gains is bounded by the cost of a call, and it fades as rows make the products large.
+# So on one thread, as here, it gains at most what the calls cost, and that fades as rows make the products large: compare 1
+# row with 512.
 #
-# Compare the column on the right for 1 and for 512 rows (one thread; with more, a larger matrix is also easier to split). On
-# a GPU a call costs microseconds of launching, and decode makes hundreds a step; there it pays (lesson 12).
+# Where many cores share a product, one large matrix is also easier to divide. And on a GPU a call costs microseconds of
+# launching, and decode makes hundreds a step: there it pays (lesson 12).
 #
 # <!-- zh -->
-# **什么时候没用。** 打包省的是**调用次数**,不省 FLOP,也不省字节:权重照样读那么多,数照样乘那么多。所以能赚多少,封顶就是调用本身的开销;行一多、乘法一大,就摊没了。
+# **什么时候没用。** 打包省的是**调用次数**,不省 FLOP,也不省字节:权重照样读那么多,数照样乘那么多。所以像这里只用一个线程,最多赚回调用本身的开销;行一多、乘法一大,就摊没了:看看 1 行和 512 行。
 #
-# 看最右边一列,1 行和 512 行差多少(这里只用一个线程;线程多了,大矩阵还更好分)。GPU 上每次调用要几微秒的启动开销,decode 一步有几百次,那里才划算(第 12 课)。
+# 核多的时候,一个大矩阵还更好分。而 GPU 上每次调用要几微秒的启动开销,decode 一步有几百次,那里才划算(第 12 课)。
 
 # %% [markdown] id="source-intro"
 # ### Open the source
@@ -455,10 +457,10 @@ show(PackedLinear.load)
 # %% [markdown] id="load-read"
 # That is the whole loader: each part knows its `rows`, and a checkpoint tensor is copied there. `Decoder.load_weights` does
 # the rest: it maps the names, and complains if a part never came. A missing K would otherwise be whatever was in memory, and
-# the text would even look like text.
+# the answer might still read well: set the K rows of layer 15 to zero, and see.
 #
 # <!-- zh -->
-# 加载器就这么点:每一部分知道自己的 `rows`,checkpoint 里的张量拷到那几行。其余的在 `Decoder.load_weights`:对名字,哪一部分没来就报错。不然,缺的那块 K 里装的就是内存垃圾,而输出看着还挺像回事。
+# 加载器就这么点:每一部分知道自己的 `rows`,checkpoint 里的张量拷到那几行。其余的在 `Decoder.load_weights`:对名字,哪一部分没来就报错。不然,缺的那块 K 里装的就是内存垃圾,而输出说不定还挺通顺:把第 15 层 K 的那几行清零,试试看。
 
 # %% [markdown] id="yours-intro"
 # ### Your operations in the real engine
@@ -509,12 +511,12 @@ for theirs, ours in zip(package, own):
     print("equal" if theirs == ours else "DIFFERENT", repr(tokenizer.decode(ours)))
 
 # %% [markdown] id="key-insight"
-# > **Key insight.** A decoder is one stream per token and a sum of small additions. Only attention looks sideways, and it
-# > knows *where* only through an angle. Everything an engine does (chunks, blocks, ragged batches) is allowed because all
-# > other operations treat each token alone.
+# > **Key insight.** A decoder is one stream per token and a sum of small additions. Only attention looks sideways, and only
+# > back; *how far* back, it knows through an angle. What an engine does (chunks, blocks, ragged batches) is allowed because
+# > all else treats each token alone, and no token depends on a later one.
 #
 # <!-- zh -->
-# > **关键洞察** decoder 就是每个 token 一条流,不断往上加小东西。只有 attention 会往旁边看,至于谁在哪,它只认角度。引擎能分 chunk、分块、变长拼批,靠的就是:除了 attention,所有操作都只看自己这一个 token。
+# > **关键洞察** decoder 就是每个 token 一条流,不断往上加小东西。只有 attention 会看别人,而且只看前面的;隔了多远,它只认角度。引擎能分 chunk、分块、变长拼批,靠的就是:其余操作都只看自己这一个 token,而且谁也不依赖后面的 token。
 
 # %% [markdown] id="off-intro"
 # ## 6 · Off by one, and fluent
@@ -562,14 +564,14 @@ for name, shifted in {"everyone + 1000": right + 1000, "decoded + 1": right + (r
     print(f"{name:16} largest difference of a logit {error:.1e}")
 
 # %% [markdown] id="off-read"
-# Fluent, and wrong. Water boils at a thousand degrees, in good English. The logits say it at once: a difference thousands of
-# times what rounding leaves, while moving *everyone* by 1000 stays within the rounding of the angles.
+# Fluent, and wrong. Water boils at a thousand degrees, in good English. The logits say it at once: a difference more than ten
+# thousand times what rounding leaves, while moving *everyone* by 1000 stays within the rounding of the angles.
 #
 # So: read logits, not text. A language model mends broken input; that is its trade. A test that only asks
 # whether the text reads well passes with this bug, and so does one that compares a prompt's logits.
 #
 # <!-- zh -->
-# 通顺,而且错。水在一千度烧开,英语一点毛病没有。logits 一看便知:差得比舍入误差大几千倍;而**所有人**挪 1000 位,差的只是角度的舍入。
+# 通顺,而且错。水在一千度烧开,英语一点毛病没有。logits 一看便知:差得比舍入误差大一万倍还多;而**所有人**挪 1000 位,差的只是角度的舍入。
 #
 # 所以看 logits,别看文本。语言模型的本行就是把破烂的输入圆回来。只看文本通不通顺的测试,带着这个 bug 也能过;只比 prompt 的 logits,也能过。
 
@@ -624,20 +626,20 @@ for name in ("smollm2-135m", "qwen3-0.6b", "qwen3-8b"):
     mha = dataclasses.replace(c, num_key_value_heads=c.num_attention_heads)
     kv, kv_mha = c.kv_bytes_per_token(2), mha.kv_bytes_per_token(2)
     w, w_mha = c.num_parameters(), mha.num_parameters()
-    print(f"{name:13} KV a token {kv_mha // 1024:4} -> {kv // 1024:3} KiB ({kv_mha / kv:.0f}x), weights "
+    print(f"{name:13} KV a token {kv_mha / 1024:5.1f} -> {kv / 1024:5.1f} KiB ({kv_mha / kv:.0f}x), weights "
           f"{w_mha / 1e6:.0f} -> {w / 1e6:.0f} M ({1 - w / w_mha:.0%} less), scores: the same")
 
 # %% [markdown] id="ledger-read"
 # These models are mostly MLP and vocabulary. So GQA takes only a tenth off the *weights*; what it shrinks is the *cache*: by 3, 2
 # and 4 here, heads ÷ KV heads.
 #
-# And attention's arithmetic, "quadratic", needs a context of {{ even['qwen3-8b']:,}} tokens in Qwen3-8B before it weighs as much as the
-# products with weights.
+# And attention's arithmetic, "quadratic": in Qwen3-8B a token must look at {{ even['qwen3-8b']:,}} others before it weighs as much as
+# the products with weights. (For a whole prompt, twice that length: its tokens see half of it on average.)
 #
 # <!-- zh -->
 # 这几个模型的参数主要是 MLP 和词表。所以 GQA 只给**权重**减掉一成,真正缩小的是**缓存**:这里分别是 3、2、4 倍,就是 头数 ÷ KV 头数。
 #
-# 而「平方级」的 attention 计算,在 Qwen3-8B 上要到 {{ even['qwen3-8b']:,}} 个 token 的上下文,才和权重那部分一样多。
+# 而「平方级」的 attention 计算,在 Qwen3-8B 上,一个 token 要看 {{ even['qwen3-8b']:,}} 个 token,才和权重那部分一样多。(整段 prompt 得是两倍长:里面的 token 平均只看到一半。)
 
 # %% [markdown] id="misconception"
 # > **Common misconception.** "GQA makes attention cheaper to compute."
@@ -656,8 +658,8 @@ for name in ("smollm2-135m", "qwen3-0.6b", "qwen3-8b"):
 # | | nano-vllm `bb823b3` | vLLM `v0.24.0` |
 # | --- | --- | --- |
 # | the layer | `Qwen3Attention.forward`: the same order | `Qwen3Attention.forward`: QK-norm by head, then RoPE |
-# | packed q, k, v | `QKVParallelLinear` | `QKVParallelLinear`: with more GPUs than KV heads, these are stored several times |
-# | rows of logits | last token of each sequence | only those that sample |
+# | packed q, k, v | `QKVParallelLinear`: KV heads must divide evenly among the GPUs | `QKVParallelLinear`: with more GPUs than KV heads, these are stored several times |
+# | rows of logits | last row of each sequence | last row of each request, also of an unfinished chunk (that sample is thrown away); and rows of drafts |
 #
 # <!-- zh -->
 # ## 8 · vLLM 和 nano-vllm 在这里怎么做
@@ -665,8 +667,8 @@ for name in ("smollm2-135m", "qwen3-0.6b", "qwen3-8b"):
 # | | nano-vllm `bb823b3` | vLLM `v0.24.0` |
 # | --- | --- | --- |
 # | 一层 | `Qwen3Attention.forward`:顺序一样 | `Qwen3Attention.forward`:先按头做 QK-norm,再 RoPE |
-# | q、k、v 打包 | `QKVParallelLinear` | `QKVParallelLinear`:GPU 比 KV head 多时,KV head 存多份 |
-# | 算哪几行 logits | 每条序列最后一个 token | 只算要采样的 |
+# | q、k、v 打包 | `QKVParallelLinear`:要求 KV head 能平分到各张卡 | `QKVParallelLinear`:卡比 KV head 多时,KV head 存多份 |
+# | 算哪几行 logits | 每条序列最后一行 | 每个请求最后一行,没算完的 chunk 也算(采样结果扔掉);外加草稿的行 |
 
 # %% [markdown] id="recall-intro"
 # ## A · Whiteboard, three minutes
@@ -712,7 +714,7 @@ hunt("02")
 #
 # In `exercises/02_forward_pass.ipynb`, checked automatically:
 #
-# * **02a** RoPE for a chunk that starts at position p;
+# * **02a** move keys that are turned already to other positions, in another layout;
 # * **02b** load q, k, v into one matrix, with GQA sizes and bias.
 #
 # <!-- zh -->
@@ -720,7 +722,7 @@ hunt("02")
 #
 # 在 `exercises/zh/02_forward_pass.ipynb` 里,自动批改:
 #
-# * **02a** 从位置 p 开始的一个 chunk,给它做 RoPE;
+# * **02a** key 已经转过了,挪到别的位置去,排法也换一种;
 # * **02b** 把 q、k、v 装进一个矩阵,GQA 的尺寸和偏置都要管。
 
 # %% [markdown] id="card-intro"
