@@ -16,6 +16,7 @@ from nanoengine.course.manifest import manifest
 from nanoengine.course.record import Record, course_root
 from nanoengine.course.show import ref
 from nanoengine.course.topics import topics
+from nanoengine.course.typography import chinese
 
 # file:symbol in prose: at least one folder before the file, so that "scheduler.py: …" is no reference.
 REFERENCE = re.compile(r"\b((?:[\w-]+/)+\w+\.py):([A-Za-z_][\w.]*\w)")
@@ -48,8 +49,8 @@ def _sections(path: Path, _changed: int) -> dict[str, Section]:
         if header is None:
             continue
         lines = block.splitlines()[1:] if block.startswith("# %% [markdown]") else []
-        english, _, chinese = "\n".join(lines).partition("# <!-- zh -->")
-        texts = {"en": english, "zh": chinese}
+        english, _, other = "\n".join(lines).partition("# <!-- zh -->")
+        texts = {"en": english, "zh": chinese(other)}
         for lang, text in texts.items():
             heading = next((m[1] for m in map(_HEADING.match, text.splitlines()) if m), None)
             title = title | {lang: heading} if heading else title

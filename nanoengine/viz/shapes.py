@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from nanoengine.viz.frames import image, language
 from nanoengine.viz.svg import BG, INK, MUTED, OKABE_ITO, PANEL, STRONG, Canvas, document, fit
+from nanoengine.viz.words import typeset
 
 _ALT = {
     "en": "Shape flow of one forward pass, top to bottom: {steps}.",
     "zh": "一次前向的形状流,从上到下:{steps}。",
 }
-_TITLE = {"en": "One forward pass, shape by shape", "zh": "一次前向,逐个形状"}
+_TITLE = {"en": "One forward pass, shape by shape", "zh": "一次前向，逐个形状"}
 _WIDTH, _LEFT, _ROW = 760, 190, 30
 
 
@@ -41,7 +42,7 @@ class ShapeFlow:
 
     def alt(self) -> str:
         steps = "; ".join(f"{name} {list(shape)}" for name, shape in self.rows)
-        return _ALT[language()].format(steps=steps)
+        return typeset(_ALT[language()].format(steps=steps), language())
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
         return {"text/html": f"<div>{image(self.svg(), self.alt())}</div>", "text/plain": self.alt()}
