@@ -13,9 +13,10 @@ import time
 import httpx
 import pytest
 
+from nanoengine.engine.generation import Generation
 from nanoengine.server import run
 from nanoengine.sim import expected_output
-from tests.server.conftest import VOCAB, ask, events, make_engine, running, until
+from tests.server.conftest import VOCAB, aborted, ask, events, hold, make_engine, running, until
 
 LONG = {"model": "tiny", "prompt": [7] * 40, "max_tokens": 400}
 
@@ -48,21 +49,39 @@ def assert_works(server) -> None:
 
 @pytest.mark.parametrize("abrupt", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_its_blocks_within_one_step(slots, stream, abrupt):
-    slots.engine.runner.delay = 0.05
+def test_a_client_that_leaves_frees_its_blocks_before_the_next_step(slots, stream, abrupt, monkeypatch):
+    heard, abort = threading.Event(), Generation.abort
+    monkeypatch.setattr(Generation, "abort", lambda generation: (abort(generation), heard.set()))
+    manager, runner = slots.engine.block_manager, slots.engine.runner
+    runner.delay = 0.01
     sock = connect(slots, post(LONG | {"stream": stream}))
     until(lambda: slots.stats.steps >= 3)
-    assert slots.stats.free_blocks < slots.stats.num_blocks
-    if abrupt:  # a reset, as the system sends it for a process that was killed with data unread
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    sock.close()
-    steps = slots.stats.steps
+    with connect(slots, post(LONG | {"prompt": [9] * 5, "stream": True})):  # it keeps the engine busy
+        until(lambda: runner.launches[-1] == [0, 1])
+        hold(runner)
+        if abrupt:  # a reset, as the system sends it for a process that was killed with data unread
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+        assert heard.wait(20)
+        in_flight = len(runner.launches)
+        held, launch = [], runner.launch  # blocks that neither are free nor belong to who runs
+
+        def watched(batch):
+            held.append(manager.num_blocks - manager.num_free_blocks - sum(len(seq.block_table) for seq in batch.seqs))
+            return launch(batch)
+
+        monkeypatch.setattr(runner, "launch", watched)
+        runner.gate.set()
+        until(lambda: len(held) > 3)
+        assert {tuple(ids) for ids in runner.launches[in_flight:]} == {(1,)}  # not one step more with it
+        assert set(held) == {0}
+        with slots.client() as client:
+            assert aborted(client) == {"0": 1}
     until(lambda: slots.is_idle)
-    # one step was running when it left; the event loop may hear of it only after that has ended
-    assert slots.stats.steps - steps <= 2
     with slots.client() as client:
+        until(lambda: aborted(client) == {"0": 2})
         metrics = client.get("/metrics").text
-    assert 'nanoengine_requests_total{reason="abort"} 1.0' in metrics
+    assert 'nanoengine_requests_total{reason="abort"} 2.0' in metrics
     assert "nanoengine_requests_refused_total{" not in metrics  # it was not the server that ended it
     assert_works(slots)
 
