@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from contextlib import asynccontextmanager
@@ -29,6 +30,7 @@ from nanoengine.server.protocol import NEUTRAL, ChatRequest, Common, CompletionR
 from nanoengine.server.replies import ChatReplies, CompletionReplies, Replies
 from nanoengine.server.trace_window import TraceWindow
 
+LONG_TEXT = 10_000  # characters: a few milliseconds of encoding
 _REFS = "#/components/schemas/{model}"
 
 
@@ -62,6 +64,24 @@ class Service:
         self.engine = AsyncEngine(engine, max_waiting=settings.max_waiting, listener=self.metrics.observe,
                                   on_thread_start=on_thread_start)  # fmt: skip
         self.metrics.watch(self.engine)
+        self.max_prompts = self.engine.capacity  # of one request
+        self.max_model_len = engine.config.max_model_len
+        vocabulary = tokenizer.backend.get_vocab() if tokenizer.is_byte_level else ()
+        # a character of the text gives at least a byte; a normaliser (NFC) makes one of up to three
+        self._max_chars = 3 * self.max_model_len * max(map(len, vocabulary)) if vocabulary else math.inf
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Tokenizer.encode, for threads beside the engine's: a long text does not hold the interpreter.
+
+        Errors: ValueError, before any work, for a text that cannot have fewer than max_model_len tokens.
+        """
+        if len(text) > self._max_chars:
+            raise ValueError(f"prompt has {len(text)} characters, more than max_model_len={self.max_model_len} "
+                             "tokens can be: shorten it")  # fmt: skip
+        if len(text) < LONG_TEXT:
+            return self.tokenizer.encode(text, add_special_tokens)
+        [encoded] = self.tokenizer.backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        return encoded.ids
 
     def new_detokenizer(self, params: SamplingParams) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self.tokenizer, stop=params.stop, min_tokens=params.min_tokens,
@@ -116,8 +136,9 @@ def make_app(engine: LLMEngine, tokenizer: Tokenizer, settings: Settings,
         yield
         await service.engine.shutdown(settings.grace_s)
 
-    # the pages for trying the API out would load their scripts from the net
-    app = FastAPI(title="nanoengine", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    # the pages for trying the API out would load their scripts from the net; a redirect is no error in OpenAI's shape
+    app = FastAPI(title="nanoengine", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+                  redirect_slashes=False)  # fmt: skip
     app.state.service = service
 
     def count(status: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 import threading
@@ -14,8 +15,10 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nanoengine.server.app import Service
+from nanoengine.server.errors import ApiError
 
 HEADER_TIMEOUT_S = 15.0
+MAX_BEHIND = 64 * 1024  # bytes that a client may send ahead while it is being answered
 KEEP_ALIVE_S = 15
 CLEAN_UP_S = 5  # after the grace period: aborted streams get their last event, the step in flight lands
 
@@ -34,6 +37,24 @@ class Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._time_headers()
+        # uvicorn reads no more while a request waits behind the one being answered, and so would not hear
+        # that the client has left
+        if self.flow.read_paused and self.conn.their_state is h11.DONE and not self.transport.is_closing():
+            if len(self.conn.trailing_data[0]) > MAX_BEHIND:
+                self.transport.abort()
+            else:
+                self.flow.resume_reading()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP gets an error in OpenAI's shape, too; nothing, where an answer has already begun."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps(ApiError(400, msg).body()).encode()
+            headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))),
+                       ("Connection", "close")]  # fmt: skip
+            for event in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                          h11.Data(data=body), h11.EndOfMessage()):  # fmt: skip
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
