@@ -65,9 +65,9 @@ class Common(Strict):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     seed: int | None = None
     stop: str | Texts | None = Field(None, description="at most 16 texts, each of at most 256 characters")
-    top_k: int | None = Field(None, ge=-1)
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0)
+    repetition_penalty: float | None = Field(None, gt=0, le=1e4)
     min_tokens: Count | None = None
     stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
