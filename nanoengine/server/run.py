@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import signal
 import socket
@@ -20,6 +21,7 @@ from nanoengine.server.errors import ApiError
 HEADER_TIMEOUT_S = 15.0
 MAX_BEHIND = 64 * 1024  # bytes that a client may send ahead while it is being answered
 KEEP_ALIVE_S = 15
+BACKLOG = 2048  # connections that wait to be taken; uvicorn's own number
 CLEAN_UP_S = 5  # after the grace period: aborted streams get their last event, the step in flight lands
 
 
@@ -106,15 +108,21 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. OSError that names the address if it cannot be had."""
+    """A listening socket. OSError that names the address, and the option to blame, if it cannot be had.
+
+    It listens at once: a second server that is started while this one loads its model hears that the port is taken.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
-    except OSError as error:
+        sock.listen(BACKLOG)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
         sock.close()
-        raise OSError(f"cannot listen on {host}:{port} ({error.strerror or error}): choose another --port") from None
+        option = "--port" if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        reason = getattr(error, "strerror", None) or error
+        raise OSError(f"cannot listen on {host}:{port} ({reason}): choose another {option}") from None
     return sock
 
 

@@ -230,6 +230,78 @@ def test_a_request_that_ends_in_a_failing_step_has_ended():
     assert answers == [(expected_output([1], 4, VOCAB), "length"), (expected_output([2], 9, VOCAB), "length")]
 
 
+class Words:
+    """A detokenizer, "<id>" for each token, that raises at token number ``bad``; or a text held back to the end."""
+
+    def __init__(self, bad: int | None = None, at_end: bool = False):
+        self.bad, self.at_end, self.count, self.new = bad, at_end, 0, ""
+
+    def push(self, token_id):
+        self.count += 1
+        if self.count == self.bad:
+            raise KeyError(f"no token {token_id}")
+        self.new += f"<{token_id}>"
+
+    def finish(self):
+        if self.at_end:
+            raise UnicodeError("half a character")
+
+    def take(self):
+        new, self.new = self.new, ""
+        return new
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_text_that_cannot_be_made_ends_its_own_request_alone(overlap):
+    engine = make_engine(overlap=overlap)
+    texts = [Words(), Words(bad=3), Words(bad=9), Words(at_end=True)]  # the third at its very last token
+
+    async def main(served):
+        generations = []
+        for i, words in enumerate(texts):
+            one = Request([i], SamplingParams(max_tokens=9), detokenizer=words)
+            generations.append(await served.add([one]))
+        ended = []
+        for generation in generations:
+            updates = [update async for update in generation]
+            ended.append((updates[-1].failed, "".join(update.text for update in updates)))
+        assert served.stats.failures == 0  # no step had to be started over
+        return ended
+
+    right = ["".join(f"<{token}>" for token in expected_output([i], 9, VOCAB)) for i in range(4)]
+    ended = serve(engine, main)
+    assert ended[0] == (False, right[0])
+    for i in (1, 2, 3):
+        assert ended[i][0], "its reader must be told"
+        assert right[i].startswith(ended[i][1])  # what was told before holds
+
+
+def test_logprobs_out_of_step_end_the_request():
+    class Logprobs(PacedRunner):
+        """The logprobs of one step cannot be had: the token was appended already."""
+
+        steps = 0
+
+        def launch(self, batch):
+            pending = super().launch(batch)
+            self.steps += 1
+            entry = [] if self.steps == 3 else [[{1: -1.0}] for _ in batch.seqs]
+            pending.logprobs = entry
+            return pending
+
+    async def main(served):
+        updates = [update async for update in await served.add([request([1], 8, logprobs=1)])]
+        assert served.stats.failures == 1
+        other = [update async for update in await served.add([request([2], 4, logprobs=1)])]
+        return updates, other
+
+    updates, other = serve(make_engine(runner=Logprobs()), main)
+    assert updates[-1].failed
+    assert sum(len(update.logprobs) for update in updates) == 2
+    assert not other[-1].failed
+    assert sum(len(update.logprobs) for update in other) == 4
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_nobody_waits_for_a_thread_that_has_died():
     engine = make_engine()

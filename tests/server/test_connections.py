@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -86,6 +88,40 @@ def test_a_client_that_leaves_frees_its_blocks_before_the_next_step(slots, strea
     assert_works(slots)
 
 
+def test_a_client_that_leaves_with_a_request_behind_is_heard(slots):
+    """uvicorn would read no more after the second request came, and so not hear of the end."""
+    slots.engine.runner.delay = 0.01
+    sock = connect(slots, post(LONG))  # no stream: nothing is written before the end
+    until(lambda: slots.stats.running == 1)
+    sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    steps = slots.stats.steps
+    until(lambda: slots.stats.steps > steps + 3)
+    sock.close()
+    with slots.client() as client:
+        until(lambda: aborted(client) == {"0": 1})
+
+
+def test_a_flood_behind_a_request_is_cut(slots):
+    slots.engine.runner.delay = 0.01
+    with connect(slots, post(LONG)) as sock:
+        until(lambda: slots.stats.running == 1)
+        with pytest.raises(OSError):
+            for _ in range(200):
+                sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
+                time.sleep(0.01)
+    until(lambda: slots.is_idle)
+    assert_works(slots)
+
+
+def test_requests_sent_ahead_are_answered_in_order(slots):
+    last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    asked = b"".join(post({"model": "tiny", "prompt": [i], "max_tokens": i}) for i in (3, 1, 2))
+    with connect(slots, asked + last) as sock:
+        answer = read_all(sock)
+    found = re.findall(rb'"completion_tokens":(\d)|"status":"(ok)"', answer)
+    assert [number or status for number, status in found] == [b"3", b"1", b"2", b"ok"]
+
+
 def test_half_open_connections_are_cut(slots, monkeypatch):
     monkeypatch.setattr(run, "HEADER_TIMEOUT_S", 0.3)
     silent, half = connect(slots), connect(slots, b"POST /v1/completions HTTP/1.1\r\nHost:")
@@ -140,16 +176,28 @@ def test_a_reader_that_stops_reading_is_cut_and_holds_nothing():
         assert_works(server)
 
 
+HTTP = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
 @pytest.mark.parametrize("data", [b"\x00" * 500, b"GET\r\n\r\n", b"\x16\x03\x01" * 100,
-                                  b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: " + b"b" * 200_000])  # fmt: skip
-def test_what_is_not_http_gets_a_400_or_the_door(slots, data):
+                                  b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: " + b"b" * 200_000,
+                                  b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+                                  HTTP + b"Content-Length: -5\r\n\r\n", HTTP + b"Content-Length: 5x\r\n\r\nabcde",
+                                  HTTP + b"Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcde",
+                                  HTTP + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n",
+                                  HTTP + b"Transfer-Encoding: gzip\r\n\r\nxyz\r\n",
+                                  HTTP + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+                                  b"GET / HTTP/1.1\r\n\r\n"])  # fmt: skip
+def test_what_is_not_http_gets_a_400_or_the_door(slots, data, caplog):
+    answer = b""
     with connect(slots) as sock:
-        try:
+        with suppress(ConnectionError):
             sock.sendall(data)
-            answer = sock.recv(1000)
-        except ConnectionError:
-            answer = b""
-    assert not answer or b" 400 " in answer.split(b"\r\n")[0]
+            answer = read_all(sock)
+    if answer:
+        assert re.match(rb"HTTP/1.1 (400|501) ", answer)
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+    assert not [record for record in caplog.records if record.exc_info], caplog.text
     assert_works(slots)
 
 
