@@ -193,4 +193,4 @@ def test_bad_options_are_refused_before_anything_is_sent(options, capsys):
     began = time.monotonic()
     assert main(["bench", "serve", "--url", "http://127.0.0.1:9/v1", *options]) == 2
     assert "does not answer" not in capsys.readouterr().err
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20  # the client waits 30 s for a server

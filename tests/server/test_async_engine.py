@@ -9,7 +9,7 @@ from nanoengine.engine.async_engine import MAX_FAILURES, AsyncEngine, EngineStop
 from nanoengine.engine.generation import Request
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.sim import expected_output
-from tests.server.conftest import VOCAB, PacedRunner, hold, make_engine
+from tests.server.conftest import VOCAB, PacedRunner, go_on, hold, make_engine
 
 
 def request(prompt, max_tokens: int = 8, **params) -> Request:
@@ -34,7 +34,7 @@ def serve(engine, main, **options):
         try:
             return await asyncio.wait_for(main(served), 30)
         finally:
-            engine.runner.delay = 0.0
+            go_on(engine.runner)
             await served.shutdown(5)
             assert served.num_open == 0
 
@@ -84,7 +84,7 @@ def test_what_is_refused_queues_nothing_and_the_engine_goes_on():
 
 def test_a_full_queue_refuses_and_says_when_to_come_back():
     engine = make_engine(max_num_seqs=2)
-    engine.runner.delay = 0.005
+    engine.runner.delay = 0.1
 
     async def main(served):
         generations = [await served.add([request([i], 20)]) for i in range(3)]
@@ -93,6 +93,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back():
         assert 1 <= refused.value.retry_after <= 60
         with pytest.raises(ValueError, match="1 to 3 prompts"):  # more than may ever be open: no use in waiting
             await served.add([request([i]) for i in range(4)])
+        engine.runner.delay = 0.0
         answers = [await read(generation) for generation in generations]
         again = await read(await served.add([request([9], 4)]))
         return answers, again
@@ -180,11 +181,18 @@ def test_a_task_cancelled_while_it_adds_leaves_nothing_behind():
 def test_steps_that_fail_now_and_then_change_no_answer(failures):
     engine = make_engine()
     prompts = [[i, i + 1] for i in range(5)]
+    launch = engine.runner.launch
+
+    def fails_later(batch):
+        if len(engine.runner.launches) == 7:
+            engine.runner.failures = failures
+        return launch(batch)
+
+    engine.runner.launch = fails_later
 
     async def main(served):
         generations = [await served.add([request(prompt, 30)]) for prompt in prompts]
         readers = [asyncio.create_task(read(generation)) for generation in generations]
-        engine.runner.failures = failures
         answers = await asyncio.gather(*readers)
         assert served.stats.failures == failures
         return answers

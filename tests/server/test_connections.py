@@ -55,7 +55,7 @@ def test_a_client_that_leaves_frees_its_blocks_before_the_next_step(slots, strea
     heard, abort = threading.Event(), Generation.abort
     monkeypatch.setattr(Generation, "abort", lambda generation: (abort(generation), heard.set()))
     manager, runner = slots.engine.block_manager, slots.engine.runner
-    runner.delay = 0.01
+    runner.delay = 0.02
     sock = connect(slots, post(LONG | {"stream": stream}))
     until(lambda: slots.stats.steps >= 3)
     with connect(slots, post(LONG | {"prompt": [9] * 5, "stream": True})):  # it keeps the engine busy
@@ -128,22 +128,21 @@ def test_half_open_connections_are_cut(slots, monkeypatch):
     second = connect(slots, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
     answer = b""
     while b'{"status":"ok"}' not in answer:
-        answer += second.recv(1000)
+        piece = second.recv(1000)
+        assert piece, answer
+        answer += piece
     second.sendall(b"GET /hea")  # half of a second request
     drip = connect(slots, b"G")
     began = time.monotonic()
     with pytest.raises(OSError):  # a byte now and then does not set the clock back
-        while time.monotonic() - began < 5:
+        while time.monotonic() - began < 10:
             drip.sendall(b"X")
             time.sleep(0.05)
     for sock in (silent, half, second, drip):
         with sock:
-            sock.settimeout(5)
-            try:
+            with suppress(ConnectionResetError):
                 assert sock.recv(1000) == b""
-            except ConnectionResetError:
-                pass
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < run.KEEP_ALIVE_S - 2  # they were cut, not let go as idle ones
     assert_works(slots)
 
 
@@ -168,7 +167,7 @@ def test_a_reader_that_stops_reading_is_cut_and_holds_nothing():
         sock.sendall(post(body))
         until(lambda: server.stats.steps > 3)
         with server.client() as client:  # others are served meanwhile
-            assert ask(client, prompt=[5], max_tokens=3).is_success
+            until(lambda: ask(client, prompt=[5], max_tokens=3).is_success)  # 1 s may be short on a busy machine
         until(lambda: server.is_idle)
         until(lambda: not server.server.server_state.connections)
         assert time.monotonic() - began < run.KEEP_ALIVE_S - 2  # it was cut, not let go as an idle one
@@ -238,7 +237,7 @@ def test_shutdown_ends_streams_with_an_event():
             server.server.should_exit = True
             found = events(response)
         assert found[-1]["error"]["code"] == "shutting_down"
-        server.thread.join(10)
+        server.thread.join(30)
         assert not server.thread.is_alive()
     assert engine.block_manager.num_free_blocks == engine.block_manager.num_blocks
 
@@ -246,7 +245,7 @@ def test_shutdown_ends_streams_with_an_event():
 def test_sigterm_under_load_in_a_process_of_its_own():
     process = subprocess.Popen(
         [sys.executable, "-m", "nanoengine", "serve", "--model", "tiny-llama", "--load-format", "dummy", "--port", "0",
-         "--grace", "1", "--log-level", "warning", "--max-model-len", "2048"],
+         "--grace", "0.3", "--log-level", "warning", "--max-model-len", "2048"],
         stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
@@ -262,7 +261,7 @@ def test_sigterm_under_load_in_a_process_of_its_own():
         assert "shutting_down" in rest[-2]
         assert rest[-1] == "data: [DONE]"
         assert process.wait(20) == 0
-        assert time.monotonic() - began < 1 + 1 + run.CLEAN_UP_S
+        assert time.monotonic() - began < 0.3 + run.CLEAN_UP_S + 10  # ten for the end of Python on a busy machine
         assert "Traceback" not in process.stderr.read()
     finally:
         process.kill()

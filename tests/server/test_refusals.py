@@ -205,7 +205,7 @@ def test_a_full_queue_is_429_with_retry_after():
 def test_a_request_that_takes_too_long_is_ended():
     engine = make_engine()
     engine.runner.delay = 0.02
-    with running(engine, request_timeout_s=0.3) as server, server.client() as client:
+    with running(engine, request_timeout_s=0.8) as server, server.client() as client:
         assert assert_error(ask(client, max_tokens=400), 503)["code"] == "timeout"
         with client.stream("POST", "/v1/completions", json={"model": "tiny", "prompt": "a", "max_tokens": 400,
                                                             "stream": True}) as response:  # fmt: skip
