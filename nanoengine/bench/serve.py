@@ -77,6 +77,8 @@ def summarise(timings: list[Timing], slo: Slo) -> dict:
         "requests": len(timings),
         "failed": len(timings) - len(good),
         "errors": dict(Counter(timing.error for timing in timings if timing.error is not None)),
+        "said": next((timing.said for timing in timings if timing.said), None),
+        "without_usage": sum(not timing.has_usage for timing in good),
         "seconds": seconds,
         "requests_per_s": len(good) / seconds,
         "output_tokens_per_s": sum(timing.num_output for timing in good) / seconds,
@@ -110,7 +112,10 @@ def measure(target: Target, load: Load, prompts, *, slo: Slo | None = None, seed
               "loop": "closed" if load.due is None else "open", "concurrency": options.get("concurrency"), "seed": seed,
               **summarise(timings, slo), "timings": timings}  # fmt: skip
     if result["failed"] == len(timings):
-        raise RuntimeError(f"no request succeeded at {target.endpoint}: {result['errors']}")
+        said = f"; the server says: {result['said']}" if result["said"] else ""
+        raise RuntimeError(f"no request succeeded at {target.endpoint}: {result['errors']}{said}")
+    result["longer_than_asked"] = sum(timing.error is None and timing.num_output > asked
+                                      for timing, asked in zip(timings, load.output_lens, strict=True))  # fmt: skip
     return result
 
 
@@ -143,6 +148,14 @@ def show(result: dict) -> str:
     bounds = ", ".join(f"{name} <= {bound:g} ms" for name, bound in result["slo_ms"].items() if bound is not None)
     if bounds:
         lines.append(f"\ngoodput {result['goodput_per_s']:.2f} requests/s ({bounds})")
+    if result["failed"] and result["said"]:
+        lines.append(f"\nThe server's words about a failure: {result['said']}")
+    if result["without_usage"]:
+        lines.append(f"\n{result['without_usage']} answers came without usage: their prompt tokens are as asked, their "
+                     "output tokens as pieces were counted.")  # fmt: skip
+    if result["longer_than_asked"]:
+        lines.append(f"\n{result['longer_than_asked']} answers are longer than asked: the server does not know the "
+                     "limit by this name; see --limit-name.")  # fmt: skip
     if result["loop"] == "open" and result["late_ms"] > 50:
         lines.append(f"\nThis client sent up to {result['late_ms']:.0f} ms late: it is part of the times above.")
     return "\n".join(lines)

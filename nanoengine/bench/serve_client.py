@@ -14,7 +14,8 @@ class Timing:
     """One request. Times are seconds after the run's start; errors is None or a short reason.
 
     due: when it was to be sent; sent: when it was; chunks: when each piece of text came; ended: the last byte.
-    num_prompt, num_output: tokens as the server's usage says, else as asked and as chunks were counted.
+    num_prompt, num_output: tokens as the server's usage says (has_usage), else as asked and as chunks were counted.
+    said: the server's own words about the error.
     """
 
     due: float
@@ -23,7 +24,9 @@ class Timing:
     ended: float = 0.0
     num_prompt: int = 0
     num_output: int = 0
+    has_usage: bool = False
     error: str | None = None
+    said: str | None = None
 
     @property
     def ttft(self) -> float:
@@ -46,12 +49,17 @@ class Timing:
 
 @dataclass(frozen=True)
 class Target:
-    """Where and how to ask. chat: /v1/chat/completions, else /v1/completions. extra: further fields of each body."""
+    """Where and how to ask. chat: /v1/chat/completions, else /v1/completions. extra: further fields of each body.
+
+    limit_name: what the server calls the limit of an answer. max_tokens is what each compatible server knows; OpenAI's
+    own newer models want max_completion_tokens.
+    """
 
     url: str
     model: str
     chat: bool = False
     extra: dict = field(default_factory=dict)
+    limit_name: str = "max_tokens"
 
     @property
     def endpoint(self) -> str:
@@ -59,7 +67,7 @@ class Target:
 
     def body(self, prompt: str | list[int], max_tokens: int) -> dict:
         asked = {"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}
-        limit = {"max_completion_tokens" if self.chat else "max_tokens": max_tokens}
+        limit = {self.limit_name: max_tokens}
         return {"model": self.model, "stream": True, "stream_options": {"include_usage": True},
                 "temperature": 0} | asked | limit | self.extra  # fmt: skip
 
@@ -70,8 +78,7 @@ async def ask(client: httpx.AsyncClient, target: Target, prompt, max_tokens: int
     try:
         async with client.stream("POST", target.endpoint, json=target.body(prompt, max_tokens)) as response:
             if response.status_code != 200:
-                await response.aread()
-                timing.error = f"HTTP {response.status_code}"
+                timing.error, timing.said = f"HTTP {response.status_code}", _said(await response.aread())
                 return
             await _read(response, timing, began)
     except httpx.HTTPError as error:
@@ -83,30 +90,46 @@ async def ask(client: httpx.AsyncClient, target: Target, prompt, max_tokens: int
 
 
 async def _read(response: httpx.Response, timing: Timing, began: float) -> None:
-    usage, done = None, False
+    # A finish_reason says that the answer is whole. [DONE] does not: transformers' server never sends it, and
+    # llama-cpp-python's sends it after an answer that it cut short for the next request.
+    usage, whole = None, False
     async for line in response.aiter_lines():
         if not line.startswith("data:"):
             continue
         now, data = time.perf_counter() - began, line[5:].strip()
         if data == "[DONE]":
-            done = True
             break
         try:
             event = json.loads(data)
             if event.get("error"):
-                timing.error = f"error event: {str(event['error'].get('code') or event['error'])[:60]}"
+                found = event["error"]
+                code = found.get("code") if isinstance(found, dict) else None
+                timing.error, timing.said = f"error event: {str(code or found)[:60]}", _said(data.encode())
                 return
-            usage = event.get("usage") or usage
-            if any(_text(choice) for choice in event.get("choices", ())):
+            usage, choices = event.get("usage") or usage, event.get("choices") or ()
+            if any(_text(choice) for choice in choices):
                 timing.chunks.append(now)
+            whole = whole or any(choice.get("finish_reason") for choice in choices)
         except (ValueError, AttributeError):
             timing.error = "an event that is not an object of OpenAI's API"
             return
-    if not done:
-        timing.error = "the stream ended without [DONE]"
-    usage = usage or {}
+    if not whole:
+        timing.error = "the answer was cut: no finish_reason came"
+    timing.has_usage, usage = usage is not None, usage or {}
     timing.num_prompt = usage.get("prompt_tokens", timing.num_prompt)
     timing.num_output = usage.get("completion_tokens", len(timing.chunks))
+
+
+def _said(body: bytes) -> str:
+    """The message of an error's body, whatever its shape, in one line."""
+    text = body.decode(errors="replace")
+    try:
+        found = json.loads(text)
+        found = found.get("error") or found.get("detail") or found.get("message") or found
+        text = str(found.get("message", found) if isinstance(found, dict) else found)
+    except (ValueError, AttributeError):
+        pass
+    return " ".join(text.split())[:300]
 
 
 def _text(choice: dict) -> str | None:

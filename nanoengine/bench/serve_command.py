@@ -18,6 +18,9 @@ def add_bench_serve(kinds) -> None:
     serve.add_argument("--chat", action="store_true", help="ask /chat/completions instead of /completions")
     serve.add_argument("--timeout", type=float, default=600.0, metavar="S", help="without a byte (default: 600)")
 
+    serve.add_argument("--limit-name", default="max_tokens", choices=("max_tokens", "max_completion_tokens"),
+                       help="what the server calls the limit of an answer (default: max_tokens)")  # fmt: skip
+
     load = serve.add_argument_group("load")
     load.add_argument("--rate", type=float, metavar="X", help="open loop: requests a second, Poisson")
     load.add_argument("--concurrency", type=int, metavar="N",
@@ -55,7 +58,8 @@ def run_serve(args) -> int:
     key = args.api_key or os.environ.get(KEY_VARIABLE)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     model = args.model or first_model(args.url, headers)
-    target = Target(args.url, model, args.chat, {"ignore_eos": True} if args.ignore_eos else {})
+    target = Target(args.url, model, args.chat, {"ignore_eos": True} if args.ignore_eos else {},
+                    args.limit_name)  # fmt: skip
 
     def prompt(number: int):
         if args.vocab_size is not None:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 
 import nanoengine
-from nanoengine.doctor import course, machine
+from nanoengine.doctor import course, machine, serving
 from nanoengine.doctor.check import Check, pip_install
 
 # name, needed for the CPU course, check
@@ -38,6 +38,7 @@ CHECKS: list[tuple[str, bool, Callable[[], Check]]] = [
     ("ipywidgets", True, course.package("ipywidgets")),
     ("nbval", False, course.package("nbval")),
     ("transformers", False, course.package("transformers")),
+    ("serve", False, serving.serve),
     ("index", False, course.index),
 ]
 SYMBOLS = {"ok": "ok     ", "missing": "missing", "problem": "PROBLEM"}

@@ -10,7 +10,8 @@ import sys
 from dataclasses import dataclass
 
 PYTHON = shlex.quote(sys.executable or "python3")
-DISTRIBUTIONS = {"yaml": "PyYAML", "IPython": "ipython"}  # where a package is not called as it is imported
+# where a package is not called as it is imported
+DISTRIBUTIONS = {"yaml": "PyYAML", "IPython": "ipython", "prometheus_client": "prometheus-client"}
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,21 @@ class Check:
 
 def pip_install(*packages: str, options: str = "") -> str:
     """The command that installs these import names, at the floors of this package."""
-    floors = required()
+    floors = required() | required("serve")
     wanted = [DISTRIBUTIONS.get(name, name) for name in packages]
     parts = [shlex.quote(f"{name}>={floors[name]}") if floors.get(name) else name for name in wanted]
     return " ".join([PYTHON, "-m pip install", *parts, *([options] if options else [])])
 
 
-def required() -> dict[str, str]:
-    """{package: lowest version} of what nanoengine needs, extras left out; empty if it is not installed."""
+def required(extra: str | None = None) -> dict[str, str]:
+    """{package: lowest version} of what nanoengine needs, or only its ``extra``; empty if it is not installed."""
     try:
         lines = importlib.metadata.requires("nanoengine") or []
     except importlib.metadata.PackageNotFoundError:
         return {}
-    matches = (re.match(r"([\w.-]+)\s*>=\s*([\w.]+)", line) for line in lines if "extra ==" not in line)
+    marks = (re.search(r"extra == [\"']([\w-]+)", line) for line in lines)
+    wanted = [line for line, mark in zip(lines, marks, strict=True) if (mark and mark[1]) == extra]
+    matches = (re.match(r"([\w.-]+)\s*>=\s*([\w.]+)", line) for line in wanted)
     return {match[1]: match[2] for match in matches if match}
 
 

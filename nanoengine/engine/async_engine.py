@@ -5,6 +5,10 @@
 
 The engine is not thread-safe, so nobody but the loop thread touches it. What the event loop sees of
 it are ``Update`` and ``Stats``: plain values, made between two steps.
+
+A step begins only while the inbox is empty. So an abort that is posted during a step is done when that
+step has landed, and its blocks are free before the next one is scheduled; with one step kept in flight
+(overlap) they come back when that has landed, while the next one already runs. ``aborted`` counts it.
 """
 
 from __future__ import annotations
@@ -14,10 +18,10 @@ import logging
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
-from nanoengine.engine.generation import Generation, Open, Request, Update
+from nanoengine.engine.generation import EngineStopped, Generation, Guarded, Open, Overloaded, Request, Update
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.sequence import Sequence
 from nanoengine.engine.stats import Stats, take_stats
@@ -28,18 +32,6 @@ MAX_FAILURES = 3  # steps that raise, one after the other, before their requests
 RECENT = 32  # finished requests that the guess for retry_after looks at
 
 
-class Overloaded(Exception):
-    """As many requests are open as may be. retry_after: seconds after which it is worth trying again."""
-
-    def __init__(self, waiting: int, retry_after: int):
-        super().__init__(f"{waiting} requests are waiting already: try again in {retry_after} s")
-        self.retry_after = retry_after
-
-
-class EngineStopped(Exception):
-    """The engine takes no requests: it is shutting down, or its thread has died."""
-
-
 class AsyncEngine:
     """Runs ``engine`` for the tasks of one event loop.
 
@@ -48,6 +40,8 @@ class AsyncEngine:
     listener: called on the event loop with each Update as it happens, for metrics.
     on_thread_start: called first in the loop thread, for what is set per thread.
     stats: how the engine stood after the last step.
+    aborted: of the requests that were aborted by their reader, {steps that began after that and before their
+        blocks were free: requests}.
     """
 
     def __init__(
@@ -61,10 +55,13 @@ class AsyncEngine:
         self.capacity = engine.config.max_num_seqs + max_waiting
         self.num_open = 0  # requests added and not ended: the event loop's own count
         self.stats: Stats = take_stats(engine, 0, 0)
+        self.aborted: Counter[int] = Counter()
         self._engine, self._listener, self._on_thread_start = engine, listener, on_thread_start
         self._inbox: deque[tuple] = deque()
-        self._wake = threading.Condition()  # guards the inbox and _ended
+        self._wake = threading.Condition()  # guards the inbox, _begun and _ended
+        self._begun = 0  # steps
         self._ended = False
+        self._leaving: list[tuple[Sequence, int]] = []  # aborted, with a step in flight; _begun when it was posted
         self._by_seq: dict[int, Open] = {}
         self._steps = self._failures = self._failed_in_row = 0
         self._durations: deque[float] = deque(maxlen=RECENT)
@@ -97,7 +94,7 @@ class AsyncEngine:
             raise ValueError(f"one call may hold 1 to {self.capacity} prompts, got {count}")
         if self.num_open + count > self.capacity:
             raise Overloaded(max(0, self.num_open - self.stats.running), self.retry_after())
-        generation = Generation(count, lambda generation: self._post("abort", generation))
+        generation = Generation(count, lambda generation: self._post("abort", generation, stamped=True))
         added = self._loop.create_future()
         self._count(count)
 
@@ -134,10 +131,11 @@ class AsyncEngine:
         self._post("stop")
         await asyncio.to_thread(self._thread.join, 30.0)
 
-    def _post(self, *command) -> bool:
+    def _post(self, *command, stamped: bool = False) -> bool:
+        """Leave a command for the loop thread; ``stamped``: with the number of steps that have begun."""
         with self._wake:
             if not self._ended:
-                self._inbox.append(command)
+                self._inbox.append((*command, self._begun) if stamped else command)
                 self._wake.notify()
             return not self._ended
 
@@ -165,21 +163,26 @@ class AsyncEngine:
         try:
             if self._on_thread_start is not None:
                 self._on_thread_start()
-            while self._apply(self._take()):
-                if self._engine.has_unfinished():
+            while True:
+                commands = self._take()
+                if not commands:
                     self._step()
+                elif not self._apply(commands):
+                    break
         except BaseException:
             log.exception("the engine's thread has died")
         finally:
             self._finish()
 
     def _take(self) -> list[tuple]:
-        """The commands that have come; waits for one if there is nothing else to do."""
+        """The commands that have come; waits for one if there is nothing else to do. None: a step begins now."""
         with self._wake:
             while not self._inbox and not self._engine.has_unfinished():
                 self._wake.wait()
             commands = list(self._inbox)
             self._inbox.clear()
+            if not commands:  # under the lock: a command is either seen here or knows of this step
+                self._begun += 1
         return commands
 
     def _apply(self, commands: list[tuple]) -> bool:
@@ -188,7 +191,10 @@ class AsyncEngine:
             if kind == "add":
                 self._add(*arguments)
             elif kind == "abort":
-                self._abort([record for record in self._by_seq.values() if record.generation is arguments[0]])
+                generation, begun = arguments
+                records = [record for record in self._by_seq.values() if record.generation is generation]
+                self._leaving += [(record.seq, begun) for record in records]
+                self._abort(records)
         return not any(kind == "stop" for kind, *_ in commands)
 
     def _add(self, generation: Generation, requests: list[Request], arrival: float, added: asyncio.Future) -> None:
@@ -197,8 +203,9 @@ class AsyncEngine:
         error = None
         try:
             for request in requests:
+                text = None if request.detokenizer is None else Guarded(request.detokenizer)
                 seqs.append(self._engine.add_request(request.prompt_token_ids, request.params, prompt=request.prompt,
-                                                     detokenizer=request.detokenizer))  # fmt: skip
+                                                     detokenizer=text))  # fmt: skip
         except Exception as refused:
             error = refused
             for seq in seqs:
@@ -222,14 +229,22 @@ class AsyncEngine:
             log.exception("a step of the engine failed; its requests start over")
             self._failures += 1
             self._failed_in_row += 1
-            self._report(list(self._by_seq.values()))
+            self._look_at(list(self._by_seq.values()))
             if self._failed_in_row >= MAX_FAILURES:
                 self._give_up(failed=True)
             return
         self._steps += 1
         if output.seqs:
             self._failed_in_row = 0
-        self._report([self._by_seq[seq.seq_id] for seq in output.seqs if seq.seq_id in self._by_seq])
+        self._look_at([self._by_seq[seq.seq_id] for seq in output.seqs if seq.seq_id in self._by_seq])
+
+    def _look_at(self, records: list[Open]) -> None:
+        """Report what is new, and end with an error what cannot go on."""
+        for record in records:
+            if record.is_broken:
+                record.failed = True
+                self._engine.abort(record.seq)
+        self._report(records)
 
     def _give_up(self, failed: bool) -> None:
         """Abort everything."""
@@ -242,6 +257,7 @@ class AsyncEngine:
     def _report(self, records: list[Open]) -> None:
         """Tell the event loop what is new of these requests, and how the engine stands."""
         self.stats = take_stats(self._engine, self._steps, self._failures)
+        self._count_left()
         now, updates = time.monotonic(), []
         for record in records:
             if record.has_news:
@@ -250,6 +266,12 @@ class AsyncEngine:
                 del self._by_seq[record.seq.seq_id]
         if updates:
             self._call(self._deliver, updates)
+
+    def _count_left(self) -> None:
+        """Of those aborted, whose blocks have come back? With nothing in flight nobody's are held any more."""
+        held = [(seq, begun) for seq, begun in self._leaving if seq.block_table and self._engine.in_flight]
+        self.aborted.update(self._begun - begun for seq, begun in self._leaving if (seq, begun) not in held)
+        self._leaving = held
 
     def _finish(self) -> None:
         """Nobody shall wait for an engine that has stopped; its last step in flight gives its blocks back."""

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from nanoengine.engine.sequence import Sequence
 from nanoengine.sampling_params import SamplingParams
+
+log = logging.getLogger(__name__)
+
+
+class Overloaded(Exception):
+    """As many requests are open as may be. retry_after: seconds after which it is worth trying again."""
+
+    def __init__(self, waiting: int, retry_after: int):
+        super().__init__(f"{waiting} requests are waiting already: try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class EngineStopped(Exception):
+    """The engine takes no requests: it is shutting down, or its thread has died."""
 
 
 @dataclass(slots=True)
@@ -27,7 +42,7 @@ class Update:
 
     index: which request of its Generation. text: safe to show; the texts join to the whole. logprobs: one
     dict a token, or None. finish_reason: None while it runs; "stop", "length" or "abort". failed: it was
-    given up because steps kept raising.
+    given up because steps kept raising, or because its own text could not be made.
     arrival, at, before: seconds on the monotonic clock: when it was asked, when the newest token was
     there, and the same of the update before (None for the first).
     """
@@ -95,6 +110,36 @@ class Generation:
         self._changed.set()
 
 
+class Guarded:
+    """A detokenizer whose errors stay with its own request.
+
+    Raised inside a step, after the token was appended, they would end the step for all: the others would start
+    over, and this one go on with a hole in its text. So the error is kept here, and ends this request alone.
+    """
+
+    def __init__(self, inner: Any):
+        self.inner, self.broken = inner, False
+
+    def push(self, token_id: int) -> str | None:
+        return self._safe(self.inner.push, token_id)
+
+    def finish(self) -> None:
+        self._safe(self.inner.finish)
+
+    def take(self) -> str:
+        return self._safe(self.inner.take) or ""
+
+    def _safe(self, function: Callable, *arguments):
+        if self.broken:
+            return None
+        try:
+            return function(*arguments)
+        except Exception:
+            log.exception("the text of a request cannot be made; it ends with an error")
+            self.broken = True
+            return None
+
+
 @dataclass(slots=True, eq=False)
 class Open:
     """The loop thread's record of a request: how much of it has been reported, and when."""
@@ -106,6 +151,14 @@ class Open:
     num_tokens: int = 0
     at: float | None = None
     failed: bool = False
+
+    @property
+    def is_broken(self) -> bool:
+        """True if its text or its logprobs have fallen out of step with its tokens: then it cannot go on."""
+        seq = self.seq
+        text_broken = seq.detokenizer is not None and seq.detokenizer.broken
+        # a runner without logprobs (the simulated ones) leaves them empty
+        return text_broken or (bool(seq.logprobs) and len(seq.logprobs) != seq.num_output_tokens)
 
     @property
     def has_news(self) -> bool:

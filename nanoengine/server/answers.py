@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from contextlib import suppress
 
 from starlette.responses import JSONResponse, Response
@@ -11,6 +12,8 @@ from starlette.responses import JSONResponse, Response
 from nanoengine.engine.generation import Generation, Update
 from nanoengine.server.errors import ApiError
 from nanoengine.server.replies import Replies
+
+log = logging.getLogger(__name__)
 
 LAST_WORD_S = 1.0  # how long a reader that has stopped reading is waited for, to be told why its stream ends
 CLIENT_LEFT = 499  # as in nginx: a status for the log
@@ -54,6 +57,9 @@ class EventStream(Response):
         except (ApiError, TimeoutError) as error:
             known = error if isinstance(error, ApiError) else _too_slow(self.timeout_s)
             await self._last_word(known, scope, send)
+        except Exception:
+            log.exception("a stream was ended by a mistake of the server")
+            await self._last_word(ApiError(500, "the server made a mistake; its log says more"), scope, send)
         finally:
             watcher.cancel()
             self.generation.abort()
@@ -97,8 +103,7 @@ async def _abort_when_gone(receive, generation: Generation) -> None:
 def _check(update: Update) -> None:
     """ApiError if this is no proper end."""
     if update.failed:
-        raise ApiError(503, "the engine failed on this request, again and again; its log says more",
-                       code="engine_failed")  # fmt: skip
+        raise ApiError(503, "the engine failed on this request; its log says more", code="engine_failed")
     if update.finish_reason == "abort":
         raise ApiError(503, "the server is shutting down and has ended this request", code="shutting_down")
 

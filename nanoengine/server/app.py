@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import math
 import time
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, Response
-from pydantic.json_schema import models_json_schema
 
 from nanoengine import __version__
 from nanoengine.engine.async_engine import AsyncEngine, EngineStopped, Overloaded
@@ -21,15 +21,16 @@ from nanoengine.model.detokenizer import IncrementalDetokenizer
 from nanoengine.model.tokenizer import Tokenizer
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.server.answers import EventStream, whole
+from nanoengine.server.description import describe, errors, takes
 from nanoengine.server.errors import ApiError, install
 from nanoengine.server.limits import Limits
 from nanoengine.server.metrics import CONTENT_TYPE, Metrics
 from nanoengine.server.params import blame, chat_request, completion_requests, parse
-from nanoengine.server.protocol import NEUTRAL, ChatRequest, Common, CompletionRequest
+from nanoengine.server.protocol import ChatRequest, Common, CompletionRequest
 from nanoengine.server.replies import ChatReplies, CompletionReplies, Replies
 from nanoengine.server.trace_window import TraceWindow
 
-_REFS = "#/components/schemas/{model}"
+LONG_TEXT = 10_000  # characters: a few milliseconds of encoding
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,24 @@ class Service:
         self.engine = AsyncEngine(engine, max_waiting=settings.max_waiting, listener=self.metrics.observe,
                                   on_thread_start=on_thread_start)  # fmt: skip
         self.metrics.watch(self.engine)
+        self.max_prompts = self.engine.capacity  # of one request
+        self.max_model_len = engine.config.max_model_len
+        vocabulary = tokenizer.backend.get_vocab() if tokenizer.is_byte_level else ()
+        # a character of the text gives at least a byte; a normaliser (NFC) makes one of up to three
+        self._max_chars = 3 * self.max_model_len * max(map(len, vocabulary)) if vocabulary else math.inf
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Tokenizer.encode, for threads beside the engine's: a long text does not hold the interpreter.
+
+        Errors: ValueError, before any work, for a text that cannot have fewer than max_model_len tokens.
+        """
+        if len(text) > self._max_chars:
+            raise ValueError(f"prompt has {len(text)} characters, more than max_model_len={self.max_model_len} "
+                             "tokens can be: shorten it")  # fmt: skip
+        if len(text) < LONG_TEXT:
+            return self.tokenizer.encode(text, add_special_tokens)
+        [encoded] = self.tokenizer.backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        return encoded.ids
 
     def new_detokenizer(self, params: SamplingParams) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self.tokenizer, stop=params.stop, min_tokens=params.min_tokens,
@@ -116,8 +135,9 @@ def make_app(engine: LLMEngine, tokenizer: Tokenizer, settings: Settings,
         yield
         await service.engine.shutdown(settings.grace_s)
 
-    # the pages for trying the API out would load their scripts from the net
-    app = FastAPI(title="nanoengine", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    # the pages for trying the API out would load their scripts from the net; a redirect is no error in OpenAI's shape
+    app = FastAPI(title="nanoengine", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+                  redirect_slashes=False)  # fmt: skip
     app.state.service = service
 
     def count(status: int) -> None:
@@ -128,7 +148,9 @@ def make_app(engine: LLMEngine, tokenizer: Tokenizer, settings: Settings,
                        body_timeout_s=settings.body_timeout_s, count=count)  # fmt: skip
     _add_openai(app, service)
     _add_watching(app, service)
-    app.openapi = lambda: _describe(app)
+    description = functools.cache(lambda: describe(app, settings.model_name, engine.config.vocab_size or 2**31,
+                                                   settings.api_key is not None))  # fmt: skip
+    app.openapi = description
     return app
 
 
@@ -137,18 +159,18 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     async def models():
         return {"object": "list", "data": [service.model_card()]}
 
-    @app.get("/v1/models/{name:path}", responses=_errors(404))
+    @app.get("/v1/models/{name:path}", responses=errors(404))
     async def model(name: str):
         service.check_model(name)
         return service.model_card()
 
-    @app.post("/v1/completions", **_takes(CompletionRequest))
+    @app.post("/v1/completions", **takes(CompletionRequest, CompletionReplies.object))
     async def completions(request: Request):
         body = await service.body(request, CompletionRequest)
         requests = await asyncio.to_thread(completion_requests, body, service)
         return await service.answer(request, body, requests, CompletionReplies, body.logprobs or 0)
 
-    @app.post("/v1/chat/completions", **_takes(ChatRequest))
+    @app.post("/v1/chat/completions", **takes(ChatRequest, ChatReplies.object))
     async def chat_completions(request: Request):
         body = await service.body(request, ChatRequest)
         requests = [await asyncio.to_thread(chat_request, body, service)]
@@ -156,7 +178,7 @@ def _add_openai(app: FastAPI, service: Service) -> None:
 
 
 def _add_watching(app: FastAPI, service: Service) -> None:
-    @app.get("/health", responses=_errors(503))
+    @app.get("/health", responses=errors(503))
     async def health():
         if not service.engine.is_running:
             raise ApiError(503, "the engine has stopped or is shutting down")
@@ -166,7 +188,9 @@ def _add_watching(app: FastAPI, service: Service) -> None:
     async def metrics():
         return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
-    @app.get("/trace", responses=_errors(400, 404))
+    after = {"name": "after", "in": "query", "description": "steps after this number", "schema": {"type": "integer"}}
+
+    @app.get("/trace", responses=errors(404), openapi_extra={"parameters": [after]})
     async def trace(request: Request):
         if service.trace is None:
             raise ApiError(404, "tracing is off: start the server with --trace-steps N")
@@ -174,29 +198,3 @@ def _add_watching(app: FastAPI, service: Service) -> None:
         if not after.removeprefix("-").isdecimal() or len(after) > 18:
             raise ApiError(400, "after must be the number of a step", param="after")
         return JSONResponse(service.trace.newer_than(int(after)))
-
-
-def _takes(kind: type[Common]) -> dict:
-    """How a route's body and errors stand in /openapi.json; the body itself is read by ``Service.body``."""
-    schema = {"$ref": _REFS.format(model=kind.__name__)}
-    body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return {"openapi_extra": {"requestBody": body}, "responses": _errors(400, 401, 404, 408, 413, 429, 503)}
-
-
-def _errors(*statuses: int) -> dict:
-    return {status: {"description": "an error in OpenAI's shape"} for status in statuses}
-
-
-def _describe(app: FastAPI) -> dict:
-    if not app.openapi_schema:
-        description = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        kinds = [(CompletionRequest, "validation"), (ChatRequest, "validation")]
-        _, schemas = models_json_schema(kinds, ref_template=_REFS)
-        for kind in (CompletionRequest, ChatRequest):
-            fields = schemas["$defs"][kind.__name__]["properties"]
-            fields["model"]["enum"] = [app.state.service.settings.model_name]
-            for name in fields.keys() & NEUTRAL.keys():  # as in params.parse: the values that ask for nothing
-                fields[name] = {"enum": [*NEUTRAL[name], None], "description": "not supported"}
-        description.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
-        app.openapi_schema = description
-    return app.openapi_schema

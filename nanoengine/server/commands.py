@@ -38,7 +38,7 @@ def run_serve(args, load) -> int:
     except ModuleNotFoundError as error:
         raise RuntimeError(f"the package {error.name} is missing; type: pip install -e '.[serve]'") from None
     _check(args)
-    key = args.api_key if args.api_key is not None else os.environ.get(KEY_VARIABLE) or None
+    key = _key(args)
     sock = listen(args.host, args.port)  # before the model: a port that is taken shall not cost its loading
     with sock, load(args) as llm:
         settings = Settings(
@@ -79,5 +79,18 @@ def _check(args) -> None:
         value = getattr(args, name)
         if not low <= value <= high:
             raise ValueError(f"--{name.replace('_', '-')} must lie in [{low}, {high}], got {value}")
-    if args.api_key == "":
-        raise ValueError("--api-key must not be empty")
+    if not args.host.strip():  # to the system an empty name is every address of this machine
+        raise ValueError("--host must not be empty; 0.0.0.0 listens on every address")
+    if args.served_model_name is not None and not args.served_model_name.strip():
+        raise ValueError("--served-model-name must not be empty")
+
+
+def _key(args) -> str | None:
+    """The API key, None for none. ValueError for one that no client could send: that is no key, and not no lock."""
+    where, key = "--api-key", args.api_key
+    if key is None:
+        where, key = f"the variable {KEY_VARIABLE}", os.environ.get(KEY_VARIABLE)
+    if key is not None and (key != key.strip() or not key.isprintable() or not key):
+        raise ValueError(f"{where} must hold visible characters, without a space at either end: {len(key)} given; "
+                         "leave it out altogether to let everyone in")  # fmt: skip
+    return key

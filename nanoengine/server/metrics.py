@@ -82,3 +82,8 @@ class _EngineCollector:
         }
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(f"nanoengine_{name}", text, value=value)
+        text = "Requests left or out of time, by the steps begun after that and before their blocks were free"
+        aborted = CounterMetricFamily("nanoengine_requests_aborted", text, labels=["steps"])
+        for steps, count in sorted(dict(self.engine.aborted).items()):
+            aborted.add_metric([str(steps)], count)
+        yield aborted

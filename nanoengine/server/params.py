@@ -14,6 +14,7 @@ from nanoengine.server.protocol import NEUTRAL, ChatRequest, Common, CompletionR
 
 Body = TypeVar("Body", bound=Common)
 MAX_STOPS, MAX_STOP_LENGTH = 16, 256  # the search for stop texts costs their sum at each character
+MAX_ERRORS = 1000
 DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API
 SAME = ("top_p", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p", "repetition_penalty", "min_tokens",
         "stop_token_ids", "ignore_eos", "skip_special_tokens", "temperature")  # fmt: skip
@@ -37,6 +38,8 @@ def parse(kind: type[Body], data: bytes) -> Body:
 
 def _explain(error: ValidationError) -> ApiError:
     """The first complaint, in OpenAI's words: the path of the field, and what is wrong with it."""
+    if error.error_count() > MAX_ERRORS:  # to list them would take a second for a body of a few megabytes
+        return ApiError(400, f"the body has {error.error_count()} errors: it is no request of this API")
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
@@ -91,7 +94,7 @@ def blame(error: ValueError) -> ApiError:
 
 
 def completion_requests(body: CompletionRequest, text_model) -> list[Request]:
-    """One Request a prompt. text_model: has a tokenizer and new_detokenizer(params)."""
+    """One Request a prompt. text_model: has encode, new_detokenizer(params) and max_prompts."""
     prompt, params = body.prompt, sampling_params(body)
     if isinstance(prompt, str):
         prompts: list = [prompt]
@@ -101,10 +104,13 @@ def completion_requests(body: CompletionRequest, text_model) -> list[Request]:
         prompts = list(prompt)
     if not prompts:
         raise ApiError(400, "prompt is empty: it needs at least one token", param="prompt")
+    if len(prompts) > text_model.max_prompts:  # before the work of encoding them
+        raise ApiError(400, f"prompt may hold at most {text_model.max_prompts} prompts, got {len(prompts)}",
+                       param="prompt")  # fmt: skip
     requests = []
     for item in prompts:
         text = item if isinstance(item, str) else None
-        ids = _encoded(item, text_model.tokenizer.encode)
+        ids = _encoded(item, text_model.encode)
         requests.append(Request(ids, params, prompt=text, detokenizer=text_model.new_detokenizer(params)))
     return requests
 
@@ -123,7 +129,7 @@ def chat_request(body: ChatRequest, text_model) -> Request:
     try:
         text = tokenizer.apply_chat_template(messages, **kwargs)
         # the template wrote the special tokens: encoding must not add them again
-        ids = tokenizer.encode(text, add_special_tokens=False)
+        ids = text_model.encode(text, add_special_tokens=False)
     except (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:  # a template is code
         raise ApiError(400, str(error)[:500], param="messages") from None
     return Request(ids, params, prompt=text, detokenizer=text_model.new_detokenizer(params))

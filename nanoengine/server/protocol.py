@@ -37,6 +37,10 @@ NEUTRAL: dict[str, tuple] = {
 LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 
 Count = Annotated[int, Field(ge=0)]
+# A list is given up at its first bad item: half a million complaints would cost seconds and gigabytes, and only the
+# first is told.
+FAIL_FAST = Field(fail_fast=True)
+Ids, Texts = Annotated[list[int], FAIL_FAST], Annotated[list[str], FAIL_FAST]
 
 
 class Strict(BaseModel):
@@ -60,12 +64,12 @@ class Common(Strict):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     seed: int | None = None
-    stop: str | list[str] | None = Field(None, description="at most 16 texts, each of at most 256 characters")
-    top_k: int | None = Field(None, ge=-1)
+    stop: str | Texts | None = Field(None, description="at most 16 texts, each of at most 256 characters")
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0)
+    repetition_penalty: float | None = Field(None, gt=0, le=1e4)
     min_tokens: Count | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
 
@@ -85,7 +89,7 @@ class Common(Strict):
 class CompletionRequest(Common):
     """POST /v1/completions"""
 
-    prompt: str | list[int] | list[str] | list[list[int]] = Field(description="text or token ids, one or several")
+    prompt: str | Ids | Texts | Annotated[list[Ids], FAIL_FAST] = Field(description="text or token ids, one or several")
     max_tokens: int | None = Field(None, ge=1, description="default 16")
     logprobs: int | None = Field(None, ge=0, le=20)
     best_of: int | None = None
@@ -102,7 +106,7 @@ class Message(Strict):
     """One message. The fields that an assistant's own message may carry along must be empty."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], FAIL_FAST]
     name: str | None = None
     refusal: None = None
     audio: None = None
@@ -114,7 +118,7 @@ class Message(Strict):
 class ChatRequest(Common):
     """POST /v1/chat/completions"""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], FAIL_FAST] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, description="default: what the model has room for")
     max_tokens: int | None = Field(None, ge=1, description="the older name of max_completion_tokens")
     logprobs: bool | None = None

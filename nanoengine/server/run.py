@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
 import signal
 import socket
 import threading
@@ -14,9 +16,12 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nanoengine.server.app import Service
+from nanoengine.server.errors import ApiError
 
 HEADER_TIMEOUT_S = 15.0
+MAX_BEHIND = 64 * 1024  # bytes that a client may send ahead while it is being answered
 KEEP_ALIVE_S = 15
+BACKLOG = 2048  # connections that wait to be taken; uvicorn's own number
 CLEAN_UP_S = 5  # after the grace period: aborted streams get their last event, the step in flight lands
 
 
@@ -34,6 +39,24 @@ class Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._time_headers()
+        # uvicorn reads no more while a request waits behind the one being answered, and so would not hear
+        # that the client has left
+        if self.flow.read_paused and self.conn.their_state is h11.DONE and not self.transport.is_closing():
+            if len(self.conn.trailing_data[0]) > MAX_BEHIND:
+                self.transport.abort()
+            else:
+                self.flow.resume_reading()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP gets an error in OpenAI's shape, too; nothing, where an answer has already begun."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps(ApiError(400, msg).body()).encode()
+            headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))),
+                       ("Connection", "close")]  # fmt: skip
+            for event in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                          h11.Data(data=body), h11.EndOfMessage()):  # fmt: skip
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -85,15 +108,21 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. OSError that names the address if it cannot be had."""
+    """A listening socket. OSError that names the address, and the option to blame, if it cannot be had.
+
+    It listens at once: a second server that is started while this one loads its model hears that the port is taken.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
-    except OSError as error:
+        sock.listen(BACKLOG)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
         sock.close()
-        raise OSError(f"cannot listen on {host}:{port} ({error.strerror or error}): choose another --port") from None
+        option = "--port" if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        reason = getattr(error, "strerror", None) or error
+        raise OSError(f"cannot listen on {host}:{port} ({reason}): choose another {option}") from None
     return sock
 
 

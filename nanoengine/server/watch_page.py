@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from html import escape
 
-from nanoengine.viz.svg import NEUTRAL
+from nanoengine.viz.page import document
 from nanoengine.viz.words import check_lang, label
 
 WORDS = {
@@ -32,43 +32,19 @@ def page(lang: str, address: str) -> str:
     """The HTML. ValueError for an unknown language."""
     check_lang(lang)
     words = WORDS[lang]
-    light, dark = (";".join(f"--{name}:{pair[i]}" for name, pair in NEUTRAL.items()) for i in (0, 1))
     names = {key: escape(label(lang, key)) for key in ("back", "forward", "slider")}
-    return _HTML.format(
-        html_lang="zh-CN" if lang == "zh" else "en", light=light, dark=dark, address=escape(address),
-        title=escape(words["title"]), live=escape(words["live"]), live_hint=escape(words["live_hint"]),
-        none=json.dumps(words["none"]), gone=json.dumps(words["gone"]),
-        since=json.dumps(words["since"]), **names,
-    )  # fmt: skip
+    body = _BODY.format(address=escape(address), live=escape(words["live"]), live_hint=escape(words["live_hint"]),
+                        **names)  # fmt: skip
+    script = _SCRIPT.format(**{name: json.dumps(words[name]) for name in ("none", "gone", "since")})
+    return document(lang, words["title"], body, script, _STYLE)
 
 
-_HTML = """<!DOCTYPE html>
-<html lang="{html_lang}">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>
-:root {{ color-scheme: light dark; {light} }}
-@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}
-body {{ margin: 0; background: var(--panel); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }}
-main {{ max-width: 760px; margin: 0 auto; padding: 20px 12px 40px; }}
-h1 {{ font-size: 18px; margin: 0; }}
-p {{ margin: 0 0 12px; overflow-wrap: anywhere; }}
-nav {{ display: flex; flex-wrap: wrap; gap: 8px; align-items: center; margin-bottom: 12px; }}
-nav input[type=range] {{ flex: 1 1 220px; accent-color: #0072b2; }}
-button {{ font: inherit; font-size: 14px; padding: 4px 12px; color: inherit; background: var(--bg);
-  border: 1px solid var(--line); border-radius: 6px; }}
-button:disabled {{ opacity: .45; }}
-output {{ min-width: 3.5em; text-align: right; font-variant-numeric: tabular-nums; }}
-#picture {{ overflow-x: auto; }}
-</style>
-</head>
-<body>
-<main>
-<h1>{title}</h1>
-<p>{address}</p>
+_STYLE = """h1 { margin: 0; }
+p { margin: 0 0 12px; overflow-wrap: anywhere; }
+#picture { overflow-x: auto; }
+"""
+
+_BODY = """<p>{address}</p>
 <nav>
 <label title="{live_hint}"><input id="live" type="checkbox" checked> {live}</label>
 <button id="back" aria-label="{back}" title="{back}">&#9664;</button>
@@ -78,9 +54,9 @@ output {{ min-width: 3.5em; text-align: right; font-variant-numeric: tabular-num
 </nav>
 <p id="note" role="status"></p>
 <div id="picture"></div>
-</main>
-<script>
-const at = id => document.getElementById(id), slider = at("step"), live = at("live");
+"""
+
+_SCRIPT = """const at = id => document.getElementById(id), slider = at("step"), live = at("live");
 let shown = null, wanted = null, busy = false;
 const step = () => Number(slider.value);
 async function show() {{
@@ -123,7 +99,4 @@ at("back").onclick = () => go(step() - 1);
 at("forward").onclick = () => go(step() + 1);
 live.onchange = () => {{ if (live.checked) {{ slider.value = slider.max; show(); }} }};
 poll();
-</script>
-</body>
-</html>
 """

@@ -42,19 +42,17 @@ def trace_html(
 def _page(history: History, frames: list[str], lang: str) -> str:
     jumps = {kind: history.jumps(kind) for kind in ("any", *JUMPS)}
     options = "".join(f'<option value="{kind}">{escape(label(lang, f"jump_{kind}"))}</option>' for kind in jumps)
-    names = {key: escape(label(lang, key)) for key in ("page_title", "play", "back", "forward", "jump", "slider")}
+    names = {key: escape(label(lang, key)) for key in ("play", "back", "forward", "jump", "slider")}
+    body = _BODY.format(**names, options=options, last=len(frames) - 1, still=frames[key_steps(history, 1)[0]])
+    script = _SCRIPT.format(last=len(frames) - 1, jumps=json.dumps(jumps), packed=_pack(frames))
+    return document(lang, label(lang, "page_title"), body, script)
+
+
+def document(lang: str, title: str, body: str, script: str, style: str = "") -> str:
+    """A page in the pictures' colours, light and dark, with nothing from the net. body, script, style: as they are."""
     light, dark = (";".join(f"--{name}:{pair[i]}" for name, pair in NEUTRAL.items()) for i in (0, 1))
-    return _HTML.format(
-        **names,
-        html_lang="zh-CN" if lang == "zh" else "en",
-        light=light,
-        dark=dark,
-        options=options,
-        last=len(frames) - 1,
-        still=frames[key_steps(history, 1)[0]],
-        jumps=json.dumps(jumps),
-        packed=_pack(frames),
-    )
+    return _DOCUMENT.format(html_lang="zh-CN" if lang == "zh" else "en", title=escape(title), light=light, dark=dark,
+                            style=style, body=body, script=script)  # fmt: skip
 
 
 def _pack(frames: list[str]) -> str:
@@ -70,12 +68,13 @@ def _pack(frames: list[str]) -> str:
     return base64.b64encode(gzip.compress(data.encode(), mtime=0)).decode()
 
 
-_HTML = """<!DOCTYPE html>
+_DOCUMENT = """<!DOCTYPE html>
 <html lang="{html_lang}">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{page_title}</title>
+<title>{title}</title>
+<link rel="icon" href="data:,">
 <style>
 :root {{ color-scheme: light dark; {light} }}
 @media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}
@@ -83,17 +82,24 @@ body {{ margin: 0; background: var(--panel); color: var(--ink); font: 15px/1.5 s
 main {{ max-width: 760px; margin: 0 auto; padding: 20px 12px 40px; }}
 h1 {{ font-size: 18px; margin: 0 0 12px; }}
 nav {{ display: flex; flex-wrap: wrap; gap: 8px; align-items: center; margin-bottom: 12px; }}
-nav input {{ flex: 1 1 220px; accent-color: #0072b2; }}
+nav input[type=range] {{ flex: 1 1 220px; accent-color: #0072b2; }}
 button, select {{ font: inherit; font-size: 14px; padding: 4px 12px; color: inherit; background: var(--bg);
   border: 1px solid var(--line); border-radius: 6px; }}
 button:disabled {{ opacity: .45; }}
 output {{ min-width: 3.5em; text-align: right; font-variant-numeric: tabular-nums; }}
-</style>
+{style}</style>
 </head>
 <body>
 <main>
-<h1>{page_title}</h1>
-<nav>
+<h1>{title}</h1>
+{body}</main>
+<script>
+{script}</script>
+</body>
+</html>
+"""
+
+_BODY = """<nav>
 <button id="play" aria-label="{play}" title="{play}" aria-pressed="false">&#9654;</button>
 <button id="back" aria-label="{back}" title="{back}">&#9664;</button>
 <input id="step" type="range" min="0" max="{last}" value="0" aria-label="{slider}">
@@ -103,9 +109,9 @@ output {{ min-width: 3.5em; text-align: right; font-variant-numeric: tabular-num
 <button id="jump" aria-label="{jump}" title="{jump}">&#8677;</button>
 </nav>
 <div id="picture">{still}</div>
-</main>
-<script>
-const jumps = {jumps}, packed = "{packed}", at = id => document.getElementById(id), slider = at("step");
+"""
+
+_SCRIPT = """const jumps = {jumps}, packed = "{packed}", at = id => document.getElementById(id), slider = at("step");
 let run = null, timer = null;
 const step = () => Number(slider.value);
 const next = () => jumps[at("kind").value].find(i => i > step());
@@ -135,7 +141,4 @@ at("play").onclick = () => {{
 const bytes = Uint8Array.from(atob(packed), c => c.charCodeAt(0));
 const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
 new Response(stream).json().then(data => {{ run = data; show(0); }});
-</script>
-</body>
-</html>
 """

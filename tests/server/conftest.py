@@ -1,6 +1,7 @@
 """A server on a free port, in a thread of the test's own process: with slots for a model, or a tiny one."""
 
 import json
+import re
 import threading
 import time
 from contextlib import contextmanager
@@ -19,14 +20,22 @@ VOCAB = 256  # every token is a byte
 
 
 class PacedRunner(SlotRunner):
-    """SlotRunner that takes ``delay`` seconds a step, and fails as often as ``failures`` says."""
+    """SlotRunner that takes ``delay`` seconds a step, and fails as often as ``failures`` says.
+
+    launches: for each step, the ids of its sequences. gate: cleared, it holds the next step in the middle.
+    """
 
     def __init__(self, num_blocks: int = 256, block_size: int = 4, vocab_size: int = VOCAB, **options):
         super().__init__(num_blocks, block_size, vocab_size, **options)
         self.delay, self.failures = 0.0, 0
         self.error: BaseException = RuntimeError("the runner was told to fail")
+        self.launches: list[list[int]] = []
+        self.gate = threading.Event()
+        self.gate.set()
 
     def launch(self, batch):
+        self.launches.append([seq.seq_id for seq in batch.seqs])
+        assert self.gate.wait(60)
         time.sleep(self.delay)
         if self.failures:
             self.failures -= 1
@@ -89,8 +98,29 @@ def running(engine: LLMEngine, tokenizer=None, **settings):
     try:
         yield server
     finally:
-        engine.runner.delay = 0.0
+        go_on(engine.runner)
         server.stop()
+
+
+def go_on(runner) -> None:
+    """At the end of a test, also of one that failed while it held a step."""
+    runner.delay = 0.0
+    if isinstance(runner, PacedRunner):
+        runner.gate.set()
+
+
+def hold(runner: PacedRunner) -> None:
+    """Wait until a step has been launched that will not go on before ``runner.gate`` is set."""
+    runner.gate.clear()
+    begun = len(runner.launches)
+    until(lambda: len(runner.launches) > begun)
+
+
+def aborted(client) -> dict[str, float]:
+    """What /metrics says of requests aborted: {steps begun before their blocks were free: requests}."""
+    lines = client.get("/metrics").text.splitlines()
+    found = (re.fullmatch(r'nanoengine_requests_aborted_total{steps="(\d+)"} (\S+)', line) for line in lines)
+    return {match[1]: float(match[2]) for match in found if match}
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -9,13 +10,15 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import httpx
 import pytest
 
+from nanoengine.engine.generation import Generation
 from nanoengine.server import run
 from nanoengine.sim import expected_output
-from tests.server.conftest import VOCAB, ask, events, make_engine, running, until
+from tests.server.conftest import VOCAB, aborted, ask, events, hold, make_engine, running, until
 
 LONG = {"model": "tiny", "prompt": [7] * 40, "max_tokens": 400}
 
@@ -48,23 +51,75 @@ def assert_works(server) -> None:
 
 @pytest.mark.parametrize("abrupt", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_its_blocks_within_one_step(slots, stream, abrupt):
-    slots.engine.runner.delay = 0.05
+def test_a_client_that_leaves_frees_its_blocks_before_the_next_step(slots, stream, abrupt, monkeypatch):
+    heard, abort = threading.Event(), Generation.abort
+    monkeypatch.setattr(Generation, "abort", lambda generation: (abort(generation), heard.set()))
+    manager, runner = slots.engine.block_manager, slots.engine.runner
+    runner.delay = 0.02
     sock = connect(slots, post(LONG | {"stream": stream}))
     until(lambda: slots.stats.steps >= 3)
-    assert slots.stats.free_blocks < slots.stats.num_blocks
-    if abrupt:  # a reset, as the system sends it for a process that was killed with data unread
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    sock.close()
-    steps = slots.stats.steps
+    with connect(slots, post(LONG | {"prompt": [9] * 5, "stream": True})):  # it keeps the engine busy
+        until(lambda: runner.launches[-1] == [0, 1])
+        hold(runner)
+        if abrupt:  # a reset, as the system sends it for a process that was killed with data unread
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+        assert heard.wait(20)
+        in_flight = len(runner.launches)
+        held, launch = [], runner.launch  # blocks that neither are free nor belong to who runs
+
+        def watched(batch):
+            held.append(manager.num_blocks - manager.num_free_blocks - sum(len(seq.block_table) for seq in batch.seqs))
+            return launch(batch)
+
+        monkeypatch.setattr(runner, "launch", watched)
+        runner.gate.set()
+        until(lambda: len(held) > 3)
+        assert {tuple(ids) for ids in runner.launches[in_flight:]} == {(1,)}  # not one step more with it
+        assert set(held) == {0}
+        with slots.client() as client:
+            assert aborted(client) == {"0": 1}
     until(lambda: slots.is_idle)
-    # one step was running when it left; the event loop may hear of it only after that has ended
-    assert slots.stats.steps - steps <= 2
     with slots.client() as client:
+        until(lambda: aborted(client) == {"0": 2})
         metrics = client.get("/metrics").text
-    assert 'nanoengine_requests_total{reason="abort"} 1.0' in metrics
+    assert 'nanoengine_requests_total{reason="abort"} 2.0' in metrics
     assert "nanoengine_requests_refused_total{" not in metrics  # it was not the server that ended it
     assert_works(slots)
+
+
+def test_a_client_that_leaves_with_a_request_behind_is_heard(slots):
+    """uvicorn would read no more after the second request came, and so not hear of the end."""
+    slots.engine.runner.delay = 0.01
+    sock = connect(slots, post(LONG))  # no stream: nothing is written before the end
+    until(lambda: slots.stats.running == 1)
+    sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    steps = slots.stats.steps
+    until(lambda: slots.stats.steps > steps + 3)
+    sock.close()
+    with slots.client() as client:
+        until(lambda: aborted(client) == {"0": 1})
+
+
+def test_a_flood_behind_a_request_is_cut(slots):
+    slots.engine.runner.delay = 0.01
+    with connect(slots, post(LONG)) as sock:
+        until(lambda: slots.stats.running == 1)
+        with pytest.raises(OSError):
+            for _ in range(200):
+                sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
+                time.sleep(0.01)
+    until(lambda: slots.is_idle)
+    assert_works(slots)
+
+
+def test_requests_sent_ahead_are_answered_in_order(slots):
+    last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    asked = b"".join(post({"model": "tiny", "prompt": [i], "max_tokens": i}) for i in (3, 1, 2))
+    with connect(slots, asked + last) as sock:
+        answer = read_all(sock)
+    found = re.findall(rb'"completion_tokens":(\d)|"status":"(ok)"', answer)
+    assert [number or status for number, status in found] == [b"3", b"1", b"2", b"ok"]
 
 
 def test_half_open_connections_are_cut(slots, monkeypatch):
@@ -73,22 +128,21 @@ def test_half_open_connections_are_cut(slots, monkeypatch):
     second = connect(slots, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
     answer = b""
     while b'{"status":"ok"}' not in answer:
-        answer += second.recv(1000)
+        piece = second.recv(1000)
+        assert piece, answer
+        answer += piece
     second.sendall(b"GET /hea")  # half of a second request
     drip = connect(slots, b"G")
     began = time.monotonic()
     with pytest.raises(OSError):  # a byte now and then does not set the clock back
-        while time.monotonic() - began < 5:
+        while time.monotonic() - began < 10:
             drip.sendall(b"X")
             time.sleep(0.05)
     for sock in (silent, half, second, drip):
         with sock:
-            sock.settimeout(5)
-            try:
+            with suppress(ConnectionResetError):
                 assert sock.recv(1000) == b""
-            except ConnectionResetError:
-                pass
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < run.KEEP_ALIVE_S - 2  # they were cut, not let go as idle ones
     assert_works(slots)
 
 
@@ -113,7 +167,7 @@ def test_a_reader_that_stops_reading_is_cut_and_holds_nothing():
         sock.sendall(post(body))
         until(lambda: server.stats.steps > 3)
         with server.client() as client:  # others are served meanwhile
-            assert ask(client, prompt=[5], max_tokens=3).is_success
+            until(lambda: ask(client, prompt=[5], max_tokens=3).is_success)  # 1 s may be short on a busy machine
         until(lambda: server.is_idle)
         until(lambda: not server.server.server_state.connections)
         assert time.monotonic() - began < run.KEEP_ALIVE_S - 2  # it was cut, not let go as an idle one
@@ -121,16 +175,28 @@ def test_a_reader_that_stops_reading_is_cut_and_holds_nothing():
         assert_works(server)
 
 
+HTTP = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
 @pytest.mark.parametrize("data", [b"\x00" * 500, b"GET\r\n\r\n", b"\x16\x03\x01" * 100,
-                                  b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: " + b"b" * 200_000])  # fmt: skip
-def test_what_is_not_http_gets_a_400_or_the_door(slots, data):
+                                  b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: " + b"b" * 200_000,
+                                  b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+                                  HTTP + b"Content-Length: -5\r\n\r\n", HTTP + b"Content-Length: 5x\r\n\r\nabcde",
+                                  HTTP + b"Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcde",
+                                  HTTP + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n",
+                                  HTTP + b"Transfer-Encoding: gzip\r\n\r\nxyz\r\n",
+                                  HTTP + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+                                  b"GET / HTTP/1.1\r\n\r\n"])  # fmt: skip
+def test_what_is_not_http_gets_a_400_or_the_door(slots, data, caplog):
+    answer = b""
     with connect(slots) as sock:
-        try:
+        with suppress(ConnectionError):
             sock.sendall(data)
-            answer = sock.recv(1000)
-        except ConnectionError:
-            answer = b""
-    assert not answer or b" 400 " in answer.split(b"\r\n")[0]
+            answer = read_all(sock)
+    if answer:
+        assert re.match(rb"HTTP/1.1 (400|501) ", answer)
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+    assert not [record for record in caplog.records if record.exc_info], caplog.text
     assert_works(slots)
 
 
@@ -171,7 +237,7 @@ def test_shutdown_ends_streams_with_an_event():
             server.server.should_exit = True
             found = events(response)
         assert found[-1]["error"]["code"] == "shutting_down"
-        server.thread.join(10)
+        server.thread.join(30)
         assert not server.thread.is_alive()
     assert engine.block_manager.num_free_blocks == engine.block_manager.num_blocks
 
@@ -179,7 +245,7 @@ def test_shutdown_ends_streams_with_an_event():
 def test_sigterm_under_load_in_a_process_of_its_own():
     process = subprocess.Popen(
         [sys.executable, "-m", "nanoengine", "serve", "--model", "tiny-llama", "--load-format", "dummy", "--port", "0",
-         "--grace", "1", "--log-level", "warning", "--max-model-len", "2048"],
+         "--grace", "0.3", "--log-level", "warning", "--max-model-len", "2048"],
         stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
@@ -195,7 +261,7 @@ def test_sigterm_under_load_in_a_process_of_its_own():
         assert "shutting_down" in rest[-2]
         assert rest[-1] == "data: [DONE]"
         assert process.wait(20) == 0
-        assert time.monotonic() - began < 1 + 1 + run.CLEAN_UP_S
+        assert time.monotonic() - began < 0.3 + run.CLEAN_UP_S + 10  # ten for the end of Python on a busy machine
         assert "Traceback" not in process.stderr.read()
     finally:
         process.kill()

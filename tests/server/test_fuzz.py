@@ -37,11 +37,14 @@ def test_no_body_makes_a_500_or_stays_behind():
     draw = random.Random(11)
     counts: dict[int, int] = {}
     with running(make_engine(), request_timeout_s=20) as server, server.client() as client:
+        paths = client.get("/openapi.json").json()["paths"]
         for number in range(200):
             path, kind = draw.choice([("completions", CompletionRequest), ("chat/completions", ChatRequest)])
             body = drawn_body(draw, kind)
             response = client.post(f"/v1/{path}", json=body)
             assert response.status_code in (200, 400, 404), (number, body, response.text)
+            described = paths[f"/v1/{path}"]["post"]["responses"][str(response.status_code)]["content"]
+            assert response.headers["content-type"].partition(";")[0] in described
             counts[response.status_code] = counts.get(response.status_code, 0) + 1
             if response.status_code != 200:
                 assert set(response.json()["error"]) == {"message", "type", "param", "code"}
