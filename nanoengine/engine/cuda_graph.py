@@ -93,6 +93,8 @@ class DecodeGraphs:
     def _capture_all(self) -> None:
         """Largest first: the smaller ones then fit into its memory."""
         device, pool = self._inputs.device, None
+        # NCCL has a thread that looks at events all the time: what other threads do must not end a recording
+        mode = "global" if self._runner.group is None else "thread_local"
         side = torch.cuda.Stream(device)
         gc.collect()
         for bucket in reversed(self.sizes):
@@ -104,7 +106,7 @@ class DecodeGraphs:
             torch.cuda.current_stream(device).wait_stream(side)
             torch.cuda.synchronize(device)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=side):
+            with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode=mode):
                 scores = self._step(bucket)
             pool = pool or graph.pool()
             self._graphs[bucket] = (graph, scores)

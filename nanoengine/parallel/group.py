@@ -115,11 +115,14 @@ class Group:
 
     def abort(self) -> None:
         """Let a GPU that waits for a lost rank go. May be called from any thread."""
-        if self._nccl is not None:
-            self._nccl.abort()
+        backend, self._nccl = self._nccl, None
+        if backend is not None:
+            backend.abort()
 
     def close(self) -> None:
-        self._cpu = self._tensors = self._nccl = None
+        """Hang up. The others may still be there or not: nothing is waited for."""
+        self.abort()
+        self._cpu = self._tensors = None
 
 
 @contextmanager

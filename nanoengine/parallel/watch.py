@@ -46,9 +46,9 @@ class Ranks:
                 return
             self.failure = f"{reason.rstrip()}\nThe {self._size()} ranks cannot go on without each other: {ADVICE}."
         self._failed.set()
+        self.kill()
         if self.group is not None:
             self.group.abort()
-        self.kill()
 
     @contextmanager
     def guard(self):

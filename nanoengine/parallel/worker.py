@@ -1,7 +1,8 @@
 """The other ranks: build the same runner, then do every step that rank 0 sends.
 
-``python -m nanoengine.parallel.worker`` is for parallel.watch.LocalRanks, which writes a pickled Job to its stdin and reads lines of JSON,
-[kind, text], from its stdout: "hello", then nothing unless it fails ("error", or "lost" if another rank did).
+``python -m nanoengine.parallel.worker`` is for parallel.watch.LocalRanks, which writes a pickled Job to its stdin
+and reads lines of JSON, [kind, text], from its stdout: "hello", then nothing unless it fails ("error", or "lost"
+if another rank did).
 """
 
 from __future__ import annotations
