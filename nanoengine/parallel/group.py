@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo, Store
 
 TIMEOUT = timedelta(minutes=30)  # for a rank that lives, but does not come (loading a large model takes a while)
+CONNECT_HERE = timedelta(seconds=25)  # for ranks of one machine that are known to be there
 FOR_EVER = timedelta(days=3650)  # an engine may have nothing to do
 HEADER = 8  # bytes that say how long a message is
 FIRST_PIECE = 2**15  # bytes of it that travel along with them: most messages are shorter
@@ -139,8 +140,9 @@ def _gloo(store: Store, rank: int, size: int, hostname: str | None) -> ProcessGr
         backend = ProcessGroupGloo(store, rank, size, timeout=TIMEOUT)
     else:
         options = ProcessGroupGloo._Options()
-        options._devices, options._timeout = [ProcessGroupGloo.create_device(hostname=hostname)], TIMEOUT
+        options._devices, options._timeout = [ProcessGroupGloo.create_device(hostname=hostname)], CONNECT_HERE
         backend = ProcessGroupGloo(store, rank, size, options)
+        backend.set_timeout(TIMEOUT)
     group._set_default_backend(ProcessGroup.BackendType.GLOO)
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
     return group

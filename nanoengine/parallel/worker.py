@@ -51,7 +51,8 @@ def serve(config: EngineConfig, files: ModelFiles, group) -> None:
 def main() -> None:
     control = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not get between the lines
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process of a terminal; rank 0 decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to every process of a terminal or service: rank 0 decides
+        signal.signal(number, signal.SIG_IGN)
     parent = os.getppid()
 
     def tell(kind: str, text: str = "") -> None:

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from nanoengine.attention.torch_attention import dense_attention
+from nanoengine.config import EngineConfig
+from nanoengine.engine.model_runner import ModelRunner
 from nanoengine.model.config import NAMED_CONFIGS
 from nanoengine.model.decoder import Decoder, full_forward
+from nanoengine.model.resolve import ModelFiles
 from nanoengine.model.weights import expected_tensors
 from nanoengine.parallel.decoder import ParallelDecoder
 from nanoengine.parallel.split import Split
@@ -50,6 +53,17 @@ def test_logits_are_those_of_one_rank(name, bias, tied, vocab, size):
     assert found.shape == wanted.shape and found.is_contiguous()
     torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
     assert all(len(other) == 0 for other in others)
+
+
+def test_the_number_of_blocks_is_the_smallest_over_the_ranks():
+    def blocks(group):
+        room = (4e-3, 3e-3, 5e-3, 6e-3)[group.rank]
+        config = EngineConfig(device="cpu", vocab_size=1024, max_model_len=128, kv_cache_gib=room)
+        runner = ModelRunner(config, model=ModelFiles(None, NAMED_CONFIGS["tiny-llama"], "dummy"), group=group)
+        return runner.num_blocks, runner.kv_cache.shape[2]
+
+    block_bytes = 2 * 4 * 1 * 32 * 4 * 16  # K and V, layers, one KV head a rank, its size, fp32, tokens
+    assert on_ranks(4, blocks) == [(int(3e-3 * 2**30) // block_bytes,) * 2] * 4
 
 
 def test_gather_keeps_the_ranks_order():

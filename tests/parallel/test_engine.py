@@ -9,7 +9,7 @@ import torch
 from nanoengine import LLM, SamplingParams
 
 BOUND = 2e-3
-SMALL = dict(device="cpu", max_model_len=128, max_num_batched_tokens=100, num_blocks=100, block_size=8)
+SMALL = dict(device="cpu", max_model_len=128, max_num_batched_tokens=123, num_blocks=110, block_size=8)
 DUMMY = SMALL | dict(load_format="dummy")
 ENGINES = {
     "tiny-llama, 2": ("tiny-llama", 2, DUMMY),
@@ -18,7 +18,7 @@ ENGINES = {
     "tiny-qwen3, 4": ("tiny-qwen3", 4, DUMMY | dict(policy="prefill_first")),
     "smollm2, 3": (None, 3, SMALL),
 }
-ROWS, PROMPT, LENGTH = 37, 20, 34  # chunked prompts; 37 x 14 steps are compared
+ROWS, PROMPT, LENGTH = 86, 8, 14  # chunked prompts; 86 x 6 steps are compared: few steps of many rows are quickest
 MIXED = [SamplingParams(temperature=0, max_tokens=7, ignore_eos=True), SamplingParams(seed=3, max_tokens=5),
          SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=6),
          SamplingParams(seed=5, top_p=0.8, max_tokens=6),
@@ -52,7 +52,7 @@ def texts(count, vocab=1000):
 def observe(name, size, settings):
     """What one engine does: tokens of a mixed batch, the same from the cache, logits of forced texts, and facts."""
     teacher, forced = Teacher(), texts(ROWS)
-    prompts = [text[: 17 + 4 * i] for i, text in enumerate(texts(5))]
+    prompts = [(text + text)[: 13 + 3 * i] for i, text in enumerate(texts(5))]
     seen = {}
     with LLM(name, tensor_parallel_size=size, dtype="float32", sampler=teacher, **settings) as llm:
         for when in ("first", "cached"):

@@ -177,3 +177,18 @@ def test_torchrun(how, tmp_path):
     else:
         assert result.returncode and result.stdout.splitlines() == lines
         assert "RuntimeError: rank 1 failed:\nTraceback" in result.stderr
+
+
+def test_in_a_notebook():
+    """No __main__ that could be imported; the kernel's end is the ranks' end."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    cells = ["from tests.parallel.test_failures import SETTINGS, SHORT, pids", "from nanoengine import LLM",
+             "llm = LLM('tiny-llama', tensor_parallel_size=2, **SETTINGS)",
+             "print(*pids(llm), *llm.generate([[1, 2, 3]], SHORT, use_tqdm=False)[0].token_ids)"]  # fmt: skip
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("\n".join(cells))])
+    here = {"metadata": {"path": os.getcwd()}}
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources=here).execute()
+    rank, *ids = map(int, notebook.cells[0].outputs[-1]["text"].split())
+    assert len(ids) == 3 and gone(rank)
