@@ -32,6 +32,7 @@ ENGINE_OPTIONS = [
     ("max_num_seqs", int, "sequences in one batch at most"),
     ("max_num_batched_tokens", int, "tokens computed in one step at most"),
     ("overlap", int, "steps in flight while the host prepares the next one: 0 or 1"),
+    ("tensor_parallel_size", int, "GPUs (or processes on a CPU) that share the model"),
 ]
 SAMPLING_OPTIONS = [
     ("max_tokens", int, "tokens to generate at most"),

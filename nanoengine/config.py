@@ -33,9 +33,10 @@ class EngineConfig:
     attention: "auto", "torch", "flash" or "triton".
     gpu_memory_utilization: share of the card's memory that may be in use, what others hold included.
     kv_cache_gib: memory for KV at most, in GiB. None: on a CPU 1 GiB, or less where less is free; on a
-        GPU all of its share that weights and the largest step leave.
+        GPU all of its share that weights and the largest step leave. Of several ranks, each one's.
     enforce_eager: no CUDA graphs. fused_kernels: False runs the layers in plain torch.
-    tensor_parallel_size: number of ranks.
+    tensor_parallel_size: ranks that share the model: GPUs of this machine, or processes on a CPU; under torchrun
+        its WORLD_SIZE (parallel.launch). Must divide the query heads, and divide or be a multiple of the KV heads.
     """
 
     max_num_seqs: int = 256

@@ -227,7 +227,7 @@ def test_unknown_keywords_are_type_errors_that_name_them():
     ("settings", "message"),
     [
         (dict(max_model_len=4096), "max_model_len=4096 is more than the model's 2048"),
-        (dict(tensor_parallel_size=2), "tensor_parallel_size=2"),
+        (dict(tensor_parallel_size=3), "tensor_parallel_size=3 does not divide"),
         (dict(vocab_size=2000), "vocab_size=2000.*1024"),
         (dict(kv_cache_gib=1e-6, num_blocks=None), "kv_cache_gib"),
         (dict(dtype="int8"), "dtype"),

@@ -1,4 +1,4 @@
-"""``nanoengine bench latency | arrivals | ladder``, and ``bench offline`` on a GPU. Imports nothing heavy by itself."""
+"""``nanoengine bench latency | arrivals | ladder | tp``, and ``bench offline`` on a GPU. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ def add_bench_gpu(kinds) -> None:
                               description="The ablation ladder: naive, KV cache, ..., fused kernels.")  # fmt: skip
     ladder.add_argument("--runs", type=int, default=3, metavar="N", help="runs of a quick rung (default: 3)")
     ladder.set_defaults(run=run_ladder)
+    tp = kinds.add_parser("tp", help="one model on 1, 2, ... ranks", description="Tensor parallelism: the "
+                          "workload of bench offline and one stream, on each number of GPUs.")  # fmt: skip
+    tp.add_argument("--models", nargs="+", default=["qwen3-0.6b", "qwen3-8b"], metavar="SHAPE",
+                    help="random weights (default: qwen3-0.6b qwen3-8b)")  # fmt: skip
+    tp.add_argument("--sizes", type=int, nargs="+", default=[1, 2], metavar="K", help="ranks (default: 1 2)")
+    tp.add_argument("--runs", type=int, default=3, metavar="N", help="runs after a warm-up (default: 3)")
+    tp.add_argument("--cpu", action="store_true", help="processes on the CPU")
+    tp.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
+    tp.set_defaults(run=run_tp)
     for parser in (latency, arrivals, ladder):
         parser.add_argument("--model", default="qwen3-0.6b", metavar="SHAPE", help="random weights (qwen3-0.6b)")
         parser.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
@@ -53,6 +62,18 @@ def run_ladder(args) -> int:
     from nanoengine.bench.ladder import measure
 
     return _measure(args, lambda: measure(args.model, args.runs))
+
+
+def run_tp(args) -> int:
+    from nanoengine.bench.commands import report
+    from nanoengine.bench.tensor_parallel import measure, show
+
+    if not args.cpu and not has_gpu():
+        raise ValueError("this measurement needs CUDA GPUs, and torch sees none; --cpu runs a small one without")
+    if args.runs < 1:
+        raise ValueError(f"--runs must be at least 1, got {args.runs}")
+    device = "cpu" if args.cpu else "cuda"
+    return report(args.json, lambda: measure(args.models, args.sizes, args.runs, device), show)
 
 
 def _measure(args, measure) -> int:

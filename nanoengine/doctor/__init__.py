@@ -26,6 +26,7 @@ CHECKS: list[tuple[str, bool, Callable[[], Check]]] = [
     ("torch", True, machine.torch),
     ("device", True, machine.device),
     ("gpu", False, machine.gpu),
+    ("parallel", False, machine.parallel),
     ("attention", True, machine.attention),
     ("triton", False, machine.triton),
     ("flash-attn", False, machine.flash_attn),

@@ -86,6 +86,18 @@ def _nvidia_smi() -> str:
     return "; ".join(line.strip() for line in result.stdout.splitlines()) if result.returncode == 0 else ""
 
 
+def parallel() -> Check:
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return Check("missing", "this torch has no torch.distributed: tensor_parallel_size must be 1",
+                     "nothing: one device does without")  # fmt: skip
+    nccl = dist.is_nccl_available() and torch.cuda.is_available()
+    over = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}, " if nccl else ""
+    return Check("ok", f"{over}gloo; {torch.cuda.device_count()} GPUs, {os.cpu_count()} cores")
+
+
 def attention() -> Check:
     from nanoengine.attention import choose_backend
     from nanoengine.config import BACKENDS

@@ -23,7 +23,11 @@ def bucket_sizes(max_num_seqs: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """runner: gives model, attention, tables, caches, block_size, and the buffer of previous tokens."""
+    """runner: gives model, attention, tables, caches, block_size, and the buffer of previous tokens.
+
+    In a group all ranks record the same buckets in the same order, their collectives with them; the first one
+    alone has logits, and draws. What the others need of its last draw is shared where a step begins.
+    """
 
     def __init__(self, runner, max_num_seqs: int, max_model_len: int):
         self._runner, self._max_model_len = runner, max_model_len
@@ -69,7 +73,7 @@ class DecodeGraphs:
         return self._arrays(bucket, batch, none, none, np.empty(0))
 
     def _step(self, bucket: int) -> torch.Tensor:
-        """What is recorded: inputs, layers, logits, draw."""
+        """What is recorded: inputs, layers, logits, draw. Python sees it once, a replay does not."""
         from nanoengine.kernels.decode_inputs import decode_inputs
         from nanoengine.kernels.draw import draw
 
@@ -77,17 +81,20 @@ class DecodeGraphs:
         ids, sources, positions, seeds, temperatures, *plan = views(self._inputs, self._sizes(bucket))
         tables, model = runner.tables.tensor, runner.model
         metadata = runner.attention.metadata(plan, tables, 1, self._max_model_len)
-        stream = decode_inputs(ids, sources, runner._previous, positions, metadata.slots, metadata.table_rows, tables,
-                               model.embed_tokens, runner.block_size)  # fmt: skip
+        stream = decode_inputs(ids, sources, runner.newest(), positions, metadata.slots, metadata.table_rows, tables,
+                               model.embed_tokens, runner.block_size, model.first_token)  # fmt: skip
         hidden = model.layers_forward(stream, positions, runner.attention, runner._layer_caches, metadata)
         scores = model.scores(hidden)
-        draw(scores, temperatures.view(torch.float64), seeds, metadata.context_lens, runner._previous[:bucket])
+        if len(scores):
+            draw(scores, temperatures.view(torch.float64), seeds, metadata.context_lens, runner._previous[:bucket])
         return scores
 
     @torch.inference_mode()
     def _capture_all(self) -> None:
         """Largest first: the smaller ones then fit into its memory."""
         device, pool = self._inputs.device, None
+        # NCCL has a thread that looks at events all the time: what other threads do must not end a recording
+        mode = "global" if self._runner.group is None else "thread_local"
         side = torch.cuda.Stream(device)
         gc.collect()
         for bucket in reversed(self.sizes):
@@ -99,7 +106,7 @@ class DecodeGraphs:
             torch.cuda.current_stream(device).wait_stream(side)
             torch.cuda.synchronize(device)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=side):
+            with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode=mode):
                 scores = self._step(bucket)
             pool = pool or graph.pool()
             self._graphs[bucket] = (graph, scores)

@@ -70,13 +70,13 @@ def measure_largest_step(runner, config: EngineConfig) -> int:
     rows = config.max_num_seqs
     logits = runner.model.logits(hidden[torch.arange(rows, device=device) % len(hidden)])
     params = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=5)
-    seqs = [Sequence(i, [0], params, 2) for i in range(rows)]
+    seqs = [Sequence(i, [0], params, 2) for i in range(len(logits))]  # none on a rank that does not sample
     raw = logits.clone()
-    tokens = Sampler()(logits, seqs, np.ones(rows, np.int64))
+    tokens = Sampler()(logits, seqs, np.ones(len(seqs), np.int64))
     report_logprobs(raw, seqs, tokens)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
-    graphs = 2 * logits.numel() * runner.dtype.itemsize  # the graphs' own logits, and as much for their layers
+    graphs = 2 * rows * logits.shape[1] * runner.dtype.itemsize  # the graphs' own logits, and as much for their layers
     return int(1.1 * peak) + graphs + 256 * 2**20  # matrix-product workspaces, compiled kernels
 
 

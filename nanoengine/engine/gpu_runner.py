@@ -29,11 +29,13 @@ from nanoengine.model.sampler import Sampler, report_logprobs
 class PendingTokens:
     """A launched step: its tokens are on their way to page-locked memory, and ``landed`` says when they are there.
 
-    report: () -> logprobs of the sampling rows, computed when asked for.
+    report: () -> logprobs of the sampling rows, computed when asked for. wait: (event) -> None, once it is there.
     """
 
-    def __init__(self, batch: Batch, tokens: torch.Tensor, report=None, graph_bucket: int | None = None):
+    def __init__(self, batch: Batch, tokens: torch.Tensor, report=None, graph_bucket: int | None = None,
+                 wait=torch.cuda.Event.synchronize):  # fmt: skip
         self._num_rows, self._sample_rows, self._report = len(batch.seqs), batch.sample_rows, report
+        self._wait = wait
         self.graph_bucket, self.logprobs = graph_bucket, None
         on_gpu = tokens.device.type == "cuda"
         self._host = torch.empty(tokens.shape, dtype=torch.int64, pin_memory=on_gpu)
@@ -42,7 +44,7 @@ class PendingTokens:
 
     def result(self) -> list[list[int]]:
         if self._landed is not None:
-            self._landed.synchronize()
+            self._wait(self._landed)
         tokens = self._host.tolist()
         if len(tokens) == self._num_rows:
             results = [[token] for token in tokens]
@@ -78,6 +80,11 @@ class Options:
         seeds = np.array([seq.seed % 2**64 for seq in seqs], np.uint64).view(np.int64)
         return cls(list(seqs), temperatures, seeds, plain, any(p.logprobs is not None for p in params))
 
+    @classmethod
+    def none(cls, rows: int) -> Options:
+        """For a rank that samples nothing."""
+        return cls([], np.zeros(rows), np.zeros(rows, np.int64), True, False)
+
 
 class GpuRunner(ModelRunner):
     """ModelRunner with the GPU's own ways; parts of your own make it fall back to the plain ones.
@@ -86,6 +93,7 @@ class GpuRunner(ModelRunner):
     """
 
     overlap = 1
+    wait = staticmethod(torch.cuda.Event.synchronize)
 
     def __init__(self, config: EngineConfig, **parts):
         self._lines = config.max_num_seqs
@@ -121,36 +129,48 @@ class GpuRunner(ModelRunner):
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingTokens:
-        bucket = self.graphs.bucket_of(batch) if self.graphs is not None else None
         whole = len(batch.sample_rows) == len(batch.seqs)
         options = self._options_of(batch.seqs if whole else [batch.seqs[row] for row in batch.sample_rows.tolist()])
+        scores, bucket, columns = self.run(batch, options)
         if bucket is None:
-            return self._launch_eagerly(batch, options)
-        rows = len(batch.seqs)
-        scores, tokens = self.graphs.replay(bucket, batch, options)[:rows], self._previous[:rows]
+            return self._sample_eagerly(batch, options, scores, *columns)
+        tokens = self._previous[: len(batch.seqs)]
         raw = scores.float() if options.logprobs else None
         if not (options.plain and self._plain_sampler):  # the graph has drawn: in vain
             tokens.copy_(self._sampled(scores.float(), batch.seqs, batch.context_lens))
-        return PendingTokens(batch, tokens, self._report(raw, batch.seqs, tokens), bucket)
+        return PendingTokens(batch, tokens, self._report(raw, batch.seqs, tokens), bucket, self.wait)
 
-    def _launch_eagerly(self, batch: Batch, options: Options) -> PendingTokens:
+    @torch.inference_mode()
+    def run(self, batch: Batch, options: Options | None = None) -> tuple:
+        """(logits [S, vocabulary], graph bucket, columns): all of a step but the sampling, except what a graph draws.
+
+        bucket: None if no graph ran; then columns are the sampling rows' numbers, seeds, temperatures (as bits) and
+        positions on the device. options: None on a rank that does not sample.
+        """
+        bucket = self.graphs.bucket_of(batch) if self.graphs is not None else None
+        options = options or Options.none(len(batch.sample_rows))
+        if bucket is not None:
+            return self.graphs.replay(bucket, batch, options)[: len(batch.seqs)], bucket, ()
         last = np.cumsum(batch.query_lens)[batch.sample_rows] - 1
-        hidden, (last, rows, seeds, temperatures, places) = self._forward(
+        hidden, (last, *columns) = self._forward(
             batch, last, batch.sample_rows, options.seeds, options.temperatures.view(np.int64), batch.sample_positions
         )
-        if not options.seqs:
-            return PendingTokens(batch, rows)
-        scores, raw = self.model.scores(hidden[last]), None
+        return self.model.scores(hidden[last]) if len(last) else None, None, columns
+
+    def _sample_eagerly(self, batch: Batch, options: Options, scores, rows, seeds, temperatures, places):
+        if scores is None:
+            return PendingTokens(batch, rows, wait=self.wait)
+        raw = None
         if options.plain and self._plain_sampler and self._paged:
             from nanoengine.kernels.draw import draw
 
-            tokens = torch.empty_like(last)
+            tokens = torch.empty_like(rows)
             draw(scores, temperatures.view(torch.float64), seeds, places, tokens)
         else:
             raw = scores.float() if options.logprobs else None
             tokens = self._sampled(scores.float(), options.seqs, batch.sample_positions)
         self._previous.index_copy_(0, rows, tokens)
-        return PendingTokens(batch, tokens, self._report(raw, options.seqs, tokens))
+        return PendingTokens(batch, tokens, self._report(raw, options.seqs, tokens), wait=self.wait)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -164,7 +184,7 @@ class GpuRunner(ModelRunner):
         ids, positions, *rest = upload(arrays, self.device)
         more_there, rest = rest[: len(more)], rest[len(more) :]
         if sources:
-            ids = torch.where(rest[0] >= 0, self._previous[rest[0].clamp(min=0)], ids)
+            ids = torch.where(rest[0] >= 0, self.newest()[rest[0].clamp(min=0)], ids)
             rest = rest[1:]
         if self._paged:
             longest = int(batch.query_lens.max()), int(batch.context_lens.max())

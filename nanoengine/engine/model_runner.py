@@ -40,18 +40,22 @@ class ModelRunner:
     """model: a name, folder or file (see model.resolve), its ModelFiles, or a Decoder with its weights.
 
     sampler, attention: objects that replace the package's own (engine.interfaces.Sampler,
-    attention.base.AttentionBackend).
+    attention.base.AttentionBackend). group: the ranks that share the model (parallel.group), None for one.
     """
 
-    def __init__(self, config: EngineConfig, *, model=None, load_format: str = "auto", sampler=None, attention=None):
-        if config.tensor_parallel_size > 1:
-            raise ValueError(f"tensor_parallel_size={config.tensor_parallel_size}: only 1 is implemented so far")
-        self.device = pick_device(config.device)
+    def __init__(self, config: EngineConfig, *, model=None, load_format: str = "auto", sampler=None, attention=None,
+                 group=None):  # fmt: skip
+        if config.tensor_parallel_size > 1 and group is None:
+            raise ValueError(
+                f"tensor_parallel_size={config.tensor_parallel_size} needs more than one runner: "
+                "LLM(tensor_parallel_size=...) or make_runner(config) start them all"
+            )
+        self.device, self.group = pick_device(config.device), group
         if isinstance(model, Decoder):
             _check_limits(config, model.config.vocab_size, len(model.rope.cos))
             self.model = model.to(self.device)
         else:
-            self.model = load_decoder(model, load_format, config, self.device)
+            self.model = load_decoder(model, load_format, config, self.device, group)
         self.model_config = self.model.config
         self.dtype = next(self.model.parameters()).dtype
         m = self.model_config
@@ -63,6 +67,8 @@ class ModelRunner:
         self._tune(config)
         self.block_size = config.block_size or self.attention.default_block_size
         self.num_blocks = config.num_blocks or self._blocks_that_fit(config)
+        if group is not None:
+            self.num_blocks = group.smallest(self.num_blocks)
         shape = (m.num_hidden_layers, 2, self.num_blocks, self.block_size, m.num_key_value_heads, m.head_dim)
         self.kv_cache = zeros(shape, self.dtype, self.device)
         self._layer_caches = list(self.kv_cache)
@@ -73,17 +79,22 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingTokens:
-        hidden = self.forward(batch)
-        rows = torch.from_numpy(np.cumsum(batch.query_lens)[batch.sample_rows] - 1).to(self.device)
+        logits = self.run(batch)
         seqs = [batch.seqs[row] for row in batch.sample_rows.tolist()]
-        logits = self.model.logits(hidden[rows])
         wants = any(seq.params.logprobs is not None for seq in seqs)
         raw = logits.clone() if wants else None
-        tokens = self._sampled(logits, seqs, batch.sample_positions) if seqs else rows
+        tokens = self._sampled(logits, seqs, batch.sample_positions) if seqs else logits.new_empty(0, dtype=torch.int64)
         logprobs = report_logprobs(raw, seqs, tokens) if wants else None
-        self._previous = torch.zeros(len(batch.seqs), dtype=torch.int64, device=self.device)
         self._previous[torch.from_numpy(batch.sample_rows).to(self.device)] = tokens
         return PendingTokens(len(batch.seqs), batch.sample_rows, tokens, logprobs)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> torch.Tensor:
+        """Logits, float32 [S, vocabulary], of the rows that sample: all of a step but the sampling."""
+        hidden = self.forward(batch)
+        rows = torch.from_numpy(np.cumsum(batch.query_lens)[batch.sample_rows] - 1).to(self.device)
+        self._previous = torch.zeros(len(batch.seqs), dtype=torch.int64, device=self.device)
+        return self.model.logits(hidden[rows])
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -91,10 +102,14 @@ class ModelRunner:
         ids = torch.from_numpy(batch.input_ids).to(self.device)
         if batch.in_flight is not None:
             sources = torch.from_numpy(batch.in_flight).to(self.device)
-            ids = torch.where(sources >= 0, self._previous[sources.clamp(min=0)], ids)
+            ids = torch.where(sources >= 0, self.newest()[sources.clamp(min=0)], ids)
         positions = torch.from_numpy(batch.positions).to(self.device)
         metadata = self.attention.prepare(batch, self.block_size, self.device)
         return self.model(ids, positions, self.attention, self._layer_caches, metadata)
+
+    def newest(self) -> torch.Tensor:
+        """By row of the last launch, the token that it sampled; on every rank."""
+        return self._previous if self.group is None else self.group.share(self._previous)
 
     def _sampled(self, logits: torch.Tensor, seqs, positions: np.ndarray) -> torch.Tensor:
         """The sampler's int64 token ids [S]; RuntimeError if a sampler of your own brings something else."""
@@ -124,12 +139,20 @@ class ModelRunner:
 
 
 def make_runner(config: EngineConfig, **parts) -> ModelRunner:
-    """The runner for the config's device."""
-    if pick_device(config.device).type != "cuda":
-        return ModelRunner(config, **parts)
+    """The runner for the config's device; for several ranks the first one's, which leads the others."""
+    if config.tensor_parallel_size > 1:
+        from nanoengine.parallel.launch import make_leader
+
+        return make_leader(config, **parts)
+    return runner_type(config.device)(config, **parts)
+
+
+def runner_type(device: str) -> type[ModelRunner]:
+    if pick_device(device).type != "cuda":
+        return ModelRunner
     from nanoengine.engine.gpu_runner import GpuRunner
 
-    return GpuRunner(config, **parts)
+    return GpuRunner
 
 
 def _check_limits(config: EngineConfig, vocab_size: int, positions: int) -> None:
@@ -150,22 +173,29 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
-def load_decoder(model, load_format: str, config: EngineConfig, device: torch.device) -> Decoder:
-    """Resolve the model's files, check every tensor, and fill a Decoder on ``device``."""
+def load_decoder(model, load_format: str, config: EngineConfig, device: torch.device, group=None) -> Decoder:
+    """Resolve the model's files, check every tensor, and fill a Decoder on ``device``; in a group, this rank's part."""
     files = model if isinstance(model, ModelFiles) else resolve_model(model, load_format=load_format)
     dtype = pick_dtype(config.dtype, files.config.dtype, device)
     _check_limits(config, files.config.vocab_size, files.config.max_position_embeddings)
+    make, take = lambda: Decoder(files.config, config.max_model_len), None
+    if group is not None:
+        from nanoengine.parallel.decoder import ParallelDecoder
+        from nanoengine.parallel.split import Split
+
+        split = Split(files.config, group.rank, group.size)
+        make, take = lambda: ParallelDecoder(split, config.max_model_len, group), split.take
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            decoder = Decoder(files.config, config.max_model_len)
+            decoder = make()
     finally:
         torch.set_default_dtype(before)
     if files.load_format == "dummy":  # made on the device: a card draws 600 million numbers in no time
         made = dict(dtype=dtype, device=device) if device.type == "cuda" else {}
-        weights = dummy_weights(files.config, **made)
+        weights = dummy_weights(files.config, take=take, **made)
     else:
-        weights = read_weights(files.folder, files.config)
+        weights = read_weights(files.folder, files.config, take)
     decoder.load_weights(weights)
     return decoder.eval()

@@ -9,33 +9,38 @@ import triton.language as tl
 from nanoengine.kernels.common import begin, overlapped, power_of_two
 
 
-def decode_inputs_reference(ids, sources, previous, positions, slots, table_rows, tables, embedding, block_size: int):
+def decode_inputs_reference(ids, sources, previous, positions, slots, table_rows, tables, embedding, block_size: int,
+                            first: int = 0):  # fmt: skip
     """See decode_inputs."""
     ids = torch.where(sources >= 0, previous[sources.clamp(min=0)], ids)
     real = slots >= 0
     tables[table_rows[real], positions[real] // block_size] = (slots[real] // block_size).int()
-    return embedding[ids]
+    ids = ids - first
+    mine = (ids >= 0) & (ids < len(embedding))
+    return embedding[ids * mine] * mine[:, None]
 
 
-def decode_inputs(ids, sources, previous, positions, slots, table_rows, tables, embedding, block_size: int):
+def decode_inputs(ids, sources, previous, positions, slots, table_rows, tables, embedding, block_size: int,
+                  first: int = 0):  # fmt: skip
     """Returns the embedded tokens [B, hidden]; writes each row's newest block into its line of ``tables``.
 
     ids: int64 [B]; where sources >= 0 the id is previous[sources], which the step before sampled and
     the host has not seen yet. A slot names its block (slot // block_size), so a block table on the
-    device grows without anything but the slots being sent. A row with slot -1 is padding.
+    device grows without anything but the slots being sent. A row with slot -1 is padding. first: the id of
+    embedding's first row; an id that is not in ``embedding`` gets zeros (it is another rank's).
     """
     rows, hidden = len(ids), embedding.shape[1]
     out = embedding.new_empty(rows, hidden)
     _decode_inputs[(rows,)](
-        ids, sources, previous, positions, slots, table_rows, tables, embedding, out, tables.stride(0),
-        BLOCK_SIZE=block_size, HIDDEN=hidden, PAD=power_of_two(hidden), **overlapped(out),
+        ids, sources, previous, positions, slots, table_rows, tables, embedding, out, tables.stride(0), first,
+        len(embedding), BLOCK_SIZE=block_size, HIDDEN=hidden, PAD=power_of_two(hidden), **overlapped(out),
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def _decode_inputs(ids, sources, previous, positions, slots, table_rows, tables, embedding, out, table_stride,
-                   BLOCK_SIZE: tl.constexpr, HIDDEN: tl.constexpr, PAD: tl.constexpr,
+def _decode_inputs(ids, sources, previous, positions, slots, table_rows, tables, embedding, out, table_stride, first,
+                   vocabulary, BLOCK_SIZE: tl.constexpr, HIDDEN: tl.constexpr, PAD: tl.constexpr,
                    OVERLAP: tl.constexpr):  # fmt: skip
     begin(OVERLAP)
     row, column = tl.program_id(0), tl.arange(0, PAD)
@@ -47,5 +52,7 @@ def _decode_inputs(ids, sources, previous, positions, slots, table_rows, tables,
     if slot >= 0:
         place = tl.load(table_rows + row) * table_stride + tl.load(positions + row) // BLOCK_SIZE
         tl.store(tables + place, (slot // BLOCK_SIZE).to(tl.int32))
-    x = tl.load(embedding + token * HIDDEN + column, mask=column < HIDDEN)
+    token -= first
+    mine = (token >= 0) & (token < vocabulary)
+    x = tl.load(embedding + token * HIDDEN + column, mask=(column < HIDDEN) & mine, other=0.0)
     tl.store(out + row.to(tl.int64) * HIDDEN + column, x, mask=column < HIDDEN)

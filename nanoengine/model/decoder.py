@@ -64,13 +64,19 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """max_positions: length of the RoPE table, at least the longest sequence."""
+    """max_positions: length of the RoPE table, at least the longest sequence.
+
+    parallel.decoder.ParallelDecoder is one rank's part of it, with other layers and first_token: the
+    token id that the first row of embed_tokens belongs to.
+    """
+
+    layer_type, first_token = DecoderLayer, 0
 
     def __init__(self, config: ModelConfig, max_positions: int):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size), requires_grad=False)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(self.layer_type(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = self.embed_tokens
         if not config.tie_word_embeddings:
@@ -80,7 +86,10 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids, positions, attention, caches, metadata) -> torch.Tensor:
         """input_ids, positions: int64 [T]; caches: one KV tensor a layer; returns hidden [T, hidden_size]."""
-        return self.layers_forward(self.ops.embed(input_ids, self.embed_tokens), positions, attention, caches, metadata)
+        return self.layers_forward(self.embed(input_ids), positions, attention, caches, metadata)
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.ops.embed(input_ids, self.embed_tokens)
 
     def layers_forward(self, stream, positions, attention, caches, metadata) -> torch.Tensor:
         """The same from embedded tokens on: stream [T, hidden_size], which is changed in place."""

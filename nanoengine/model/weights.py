@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,48 +50,60 @@ def _linears(prefix: str, layers: dict[str, tuple[int, int]], bias: bool) -> dic
     return shapes
 
 
-def read_weights(folder: str | Path, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+def read_weights(
+    folder: str | Path, config: ModelConfig, take: Callable | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (Hugging Face name, CPU tensor in the file's dtype) for every expected tensor.
 
     All headers are checked first, when this is called: nothing is read from a folder that does not
     fit. The tensors are views of the mapped file, so copy what has to outlive or change it.
     A tied head that is stored all the same is skipped.
 
+    take: (name, source) -> the part that is wanted, or None for nothing of it. ``source`` is indexed
+    like a tensor, and only what is indexed is read (see parallel.split).
+
     Errors: FileNotFoundError or ValueError naming file and tensor (see ``check_tensors``).
     """
     where = check_tensors(Path(folder), expected_tensors(config), ignored=(HEAD,) if config.tie_word_embeddings else ())
-    return _read(where)
+    return _read(where, take)
 
 
-def _read(where: dict[str, Path]) -> Iterator[tuple[str, torch.Tensor]]:
+def _read(where: dict[str, Path], take: Callable | None) -> Iterator[tuple[str, torch.Tensor]]:
     from safetensors import safe_open
 
     for file in dict.fromkeys(where.values()):
         with safe_open(file, framework="pt", device="cpu") as opened:
             for name, source in where.items():
                 if source == file:
-                    yield name, opened.get_tensor(name)
+                    part = opened.get_tensor(name) if take is None else take(name, opened.get_slice(name))
+                    if part is not None:
+                        yield name, part
 
 
 def dummy_weights(
-    config: ModelConfig, seed: int = 0, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
+    config: ModelConfig, seed: int = 0, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu",
+    take: Callable | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Random weights under the same names: norms 1, biases 0, everything else N(0, 0.02²).
 
     Each tensor's numbers depend on ``seed``, its name, the dtype and the kind of device only, so
-    any subset in any order gives the same values. dtype: float32 unless given.
+    any subset in any order gives the same values. dtype: float32 unless given. take: as in
+    read_weights; a tensor is drawn whole and then cut, or its numbers would depend on the cut.
     """
     import torch
 
     dtype = dtype or torch.float32
     for name, shape in expected_tensors(config).items():
         if name.endswith("norm.weight"):
-            yield name, torch.ones(shape, dtype=dtype, device=device)
+            whole = torch.ones(shape, dtype=dtype, device=device)
         elif name.endswith(".bias"):
-            yield name, torch.zeros(shape, dtype=dtype, device=device)
+            whole = torch.zeros(shape, dtype=dtype, device=device)
         else:
             generator = torch.Generator(device=device).manual_seed(_tensor_seed(seed, name))
-            yield name, torch.empty(shape, dtype=dtype, device=device).normal_(0.0, 0.02, generator=generator)
+            whole = torch.empty(shape, dtype=dtype, device=device).normal_(0.0, 0.02, generator=generator)
+        part = whole if take is None else take(name, whole)
+        if part is not None:
+            yield name, part
 
 
 def _tensor_seed(seed: int, name: str) -> int:

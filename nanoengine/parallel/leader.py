@@ -1,0 +1,97 @@
+"""Rank 0's runner: the same as for one rank, but each step is first told to the others.
+
+It lives in the caller's process, with scheduler, block manager and sampler; the others only run batches.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from dataclasses import dataclass
+
+import torch
+
+from nanoengine.config import EngineConfig
+from nanoengine.engine.batch import Batch
+from nanoengine.engine.gpu_runner import GpuRunner
+from nanoengine.engine.model_runner import ModelRunner
+from nanoengine.parallel.group import Group
+from nanoengine.parallel.steps import StepSender
+from nanoengine.parallel.watch import Ranks
+
+POLL_S = 5e-5
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """pid: its process. weight_bytes, kv_bytes: what it holds. loaded_bytes: what it took from the checkpoint."""
+
+    pid: int
+    weight_bytes: int
+    loaded_bytes: int
+    kv_bytes: int
+
+
+def prepare(device: str, ranks_here: int) -> int:
+    """Make ``device`` the current one; CPU ranks share the cores. Returns the number of threads before."""
+    before = torch.get_num_threads()
+    if device == "cpu":
+        torch.set_num_threads(max(1, before // ranks_here))
+    else:
+        torch.cuda.set_device(device)
+    return before
+
+
+def facts(runner: ModelRunner) -> list[int]:
+    weights = sum(parameter.nbytes for parameter in runner.model.parameters())
+    return [os.getpid(), weights, runner.model.loaded_bytes, runner.kv_cache.nbytes]
+
+
+class Leader:
+    """Mixed into a runner. ranks: what is known of the others; facts: RankFacts of each rank, by rank.
+
+    Errors: RuntimeError with a rank's own traceback, or its signal, if one fails; then the engine is over.
+    """
+
+    def __init__(self, config: EngineConfig, *, group: Group, ranks: Ranks, ranks_here: int, **parts):
+        self.ranks, self._sender = ranks, StepSender(config.max_num_seqs)
+        self._threads_before = prepare(config.device, ranks_here)
+        try:
+            with ranks.guard():
+                super().__init__(config, group=group, **parts)
+                self.facts = [RankFacts(*row) for row in group.collect(facts(self))]
+        except BaseException:
+            torch.set_num_threads(self._threads_before)
+            raise
+        weakref.finalize(self, ranks.kill)  # if nobody calls close()
+
+    def launch(self, batch: Batch):
+        self.ranks.check()
+        return super().launch(batch)
+
+    def run(self, batch: Batch, *options):
+        with self.ranks.guard():
+            self.group.send(self._sender.pack(batch))
+            return super().run(batch, *options)
+
+    def wait(self, event: torch.cuda.Event) -> None:
+        """As event.synchronize(), which would wait for ever for a GPU whose partner is gone."""
+        with self.ranks.guard():
+            while not event.query():
+                self.ranks.check()
+                time.sleep(POLL_S)
+
+    def close(self) -> None:
+        self.ranks.stop(lambda: self.group.send(None))
+        super().close()
+        self.group.close()
+        torch.set_num_threads(self._threads_before)
+
+
+class LeadingRunner(Leader, ModelRunner):
+    pass
+
+
+class LeadingGpuRunner(Leader, GpuRunner):
+    pass

@@ -1,0 +1,149 @@
+"""Two GPUs against one: the same logits with graphs, overlap and all backends; half the bytes; a killed rank.
+
+`pytest tests/gpu/test_parallel.py` is the whole GPU run but for the figures (`nanoengine bench tp --json FILE`).
+"""
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+
+from nanoengine import LLM, SamplingParams
+from nanoengine.trace import record
+from tests.gpu.forced import compare, forced_logits, texts
+from tests.gpu.test_engine import params, prompts, tokens
+
+PROMPT = 80
+WAYS = {
+    "plain": dict(attention="torch", fused_kernels=False, enforce_eager=True, overlap=0),
+    "kernels, eager": dict(attention="triton", enforce_eager=True),
+    "graphs": dict(attention="triton"),
+    "graphs, no overlap": dict(attention="triton", overlap=0),
+    "flash": dict(attention="flash"),
+    "chunked": dict(max_num_batched_tokens=48),
+    "preempted": dict(num_blocks=40, watermark=0.0),
+    "cached": dict(rounds=2),
+}
+SMALL = dict(load_format="dummy", max_model_len=256, dtype="float32", num_blocks=400)
+
+
+@pytest.fixture(autouse=True)
+def _two_gpus():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("fewer than 2 CUDA GPUs")
+
+
+@pytest.fixture(scope="module")
+def one_gpu():
+    if torch.cuda.device_count() < 2:
+        return {}
+    wanted = texts(4, PROMPT + 132)
+    return {dtype: (wanted, forced_logits("qwen3-0.6b", wanted, PROMPT, dtype=dtype, **WAYS["plain"])[0])
+            for dtype in ("bfloat16", "float32")}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("way", WAYS)
+def test_logits_are_those_of_one_gpu(way, dtype, one_gpu):
+    if WAYS[way].get("attention") == "flash":
+        pytest.importorskip("flash_attn", reason="flash-attn is not installed")
+        if dtype == "float32":
+            return  # flash-attn has none
+    wanted, logits = one_gpu[dtype]
+    found, facts = forced_logits("qwen3-0.6b", wanted, PROMPT, dtype=dtype, tensor_parallel_size=2, **WAYS[way])
+    assert len(found) >= 512
+    worst, share = compare(found, logits, 0.06 if dtype == "bfloat16" else 1e-3)
+    print(f"{way}, {dtype}: largest error {worst:.4f}, compared {share:.0%}, {facts}")
+    assert share >= 0.5
+    assert facts["preemptions"] or way != "preempted"
+    assert facts["cached"] or way != "cached"
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen3", "tiny-llama"])
+def test_tokens_at_every_batch_size_with_graphs(model):
+    plain = dict(attention="torch", fused_kernels=False, overlap=0, enforce_eager=True)
+    with LLM(model, max_num_seqs=21, **plain, **SMALL) as one:
+        wanted = tokens(one, 21)
+    with LLM(model, max_num_seqs=21, tensor_parallel_size=2, **SMALL) as llm:
+        assert llm.engine.overlap == 1
+        for n in range(1, 22):
+            with record(llm) as trace:
+                assert tokens(llm, n) == wanted[:n], n
+            assert any(step["graph_bucket"] for step in trace)
+
+
+def test_sampling_options():
+    several = [SamplingParams(top_k=5, seed=1, max_tokens=9),
+               SamplingParams(top_p=0.8, seed=2, max_tokens=9, logprobs=3),
+               SamplingParams(repetition_penalty=1.3, temperature=0, max_tokens=9)]  # fmt: skip
+    found = []
+    for size in (1, 2):
+        with LLM("tiny-qwen3", tensor_parallel_size=size, **SMALL) as llm:
+            out = llm.generate(prompts(3), several, use_tqdm=False)
+            found.append([(o.token_ids, o.logprobs and [sorted(e) for e in o.logprobs]) for o in out])
+    assert found[0] == found[1]
+
+
+def test_memory_of_each_rank():
+    """Half of the weights, a KV pool of the same number of blocks, and about twice as many as one GPU has room for."""
+    settings = dict(load_format="dummy", max_model_len=40960, gpu_memory_utilization=0.5, max_num_seqs=512)
+    with LLM("qwen3-8b", **settings) as llm:
+        whole = sum(parameter.nbytes for parameter in llm.engine.runner.model.parameters())
+        blocks = llm.engine.runner.num_blocks
+    with LLM("qwen3-8b", tensor_parallel_size=2, **settings) as llm:
+        first, second = llm.engine.runner.facts
+        assert first.kv_bytes == second.kv_bytes and first.pid != second.pid
+        for fact in (first, second):
+            assert 0.5 * whole <= fact.weight_bytes < 0.51 * whole
+        assert llm.engine.runner.num_blocks > 2 * blocks
+        assert tokens(llm, 3)
+
+
+@pytest.mark.parametrize("settings", [{}, dict(enforce_eager=True), dict(overlap=0)])
+def test_kill_9_of_rank_1(settings):
+    """In the middle of a call, NCCL kernels in flight: an error within 30 s, nothing left, and a new engine works."""
+    endless = SamplingParams(max_tokens=200, ignore_eos=True)
+    llm = LLM("tiny-qwen3", tensor_parallel_size=2, **SMALL | settings)
+    rank = llm.engine.runner.facts[1].pid
+    began, killed = time.monotonic(), []
+
+    def kill():
+        killed.append(time.monotonic())
+        os.kill(rank, signal.SIGKILL)
+
+    threading.Timer(1.0, kill).start()
+    with pytest.raises(RuntimeError, match=rf"rank 1 \(process {rank}\) was killed by SIGKILL"):
+        while time.monotonic() - began < 60:
+            llm.generate([[1, 2, 3]] * 8, endless, use_tqdm=False)
+    assert time.monotonic() - killed[0] < 30
+    assert not psutil.pid_exists(rank)
+    llm.close()
+    assert time.monotonic() - killed[0] < 45
+    with LLM("tiny-qwen3", tensor_parallel_size=2, **SMALL) as again:
+        assert tokens(again, 3)
+
+
+def test_two_engines_and_the_second_outlives_the_first():
+    with LLM("tiny-llama", tensor_parallel_size=2, **SMALL) as first:
+        with LLM("tiny-llama", tensor_parallel_size=2, **SMALL) as second:
+            wanted = tokens(first, 4)
+            assert tokens(second, 4) == wanted == tokens(first, 4)
+        assert tokens(first, 4) == wanted
+
+
+def test_a_step_is_launched_without_waiting_for_the_gpu():
+    with LLM("tiny-qwen3", tensor_parallel_size=2, **SMALL) as llm:
+        for i, p in zip(range(5), params(5), strict=True):
+            llm.engine.add_request([1, 2, 3, i], SamplingParams(max_tokens=200, ignore_eos=True, seed=p.seed))
+        for _ in range(4):
+            llm.engine.step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(40):
+                llm.engine.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

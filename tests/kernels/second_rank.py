@@ -1,0 +1,63 @@
+"""Two ranks of the GPU's runner on a CPU, kernels in Triton's interpreter: rank 1 is ``python -m`` this module."""
+
+import dataclasses
+import sys
+from types import SimpleNamespace
+
+import torch
+from torch.distributed import TCPStore
+
+from nanoengine.config import EngineConfig
+from nanoengine.model.config import ModelConfig
+from nanoengine.model.resolve import ModelFiles
+from nanoengine.parallel.group import Group
+
+SHAPE = ModelConfig("Qwen3ForCausalLM", 63, 32, 48, 1, 4, 2, 16, 64, qk_norm=True, dtype="float32",
+                    tie_word_embeddings=True)  # fmt: skip
+CONFIG = EngineConfig(vocab_size=63, max_model_len=40, max_num_seqs=2, max_num_batched_tokens=8, num_blocks=8,
+                      device="cpu", tensor_parallel_size=2)  # fmt: skip
+FILES = ModelFiles(None, SHAPE, "dummy")
+ONE = dataclasses.replace(CONFIG, tensor_parallel_size=1)
+
+
+def make(kind, group, **parts):
+    """The runner of one rank; with graphs that are not recorded, but run each time."""
+    from nanoengine.attention.triton_attention import TritonAttention
+    from nanoengine.engine.cuda_graph import DecodeGraphs
+
+    class Unrecorded(DecodeGraphs):
+        def _capture_all(self):
+            for bucket in reversed(self.sizes):
+                with torch.inference_mode():
+                    scores = self._step(bucket)
+                replay = lambda bucket=bucket, scores=scores: scores.copy_(self._step(bucket))  # noqa: E731
+                self._graphs[bucket] = (SimpleNamespace(replay=replay), scores)
+
+    more = dict(group=group) if group else {}
+    runner = kind(CONFIG if group else ONE, model=FILES, attention=TritonAttention(2), **more, **parts)
+    for parameter in runner.model.parameters():
+        parameter.data *= 10  # logits that differ
+    runner.graphs = Unrecorded(runner, CONFIG.max_num_seqs, CONFIG.max_model_len)
+    return runner
+
+
+def main(port: int) -> None:
+    from nanoengine.engine.gpu_runner import GpuRunner
+    from nanoengine.parallel.leader import facts
+    from nanoengine.parallel.steps import StepReceiver
+
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    group = Group(store, 1, 2, torch.device("cpu"), "127.0.0.1")
+
+    class Follower(GpuRunner):
+        def __init__(self, *arguments, **parts):
+            super().__init__(*arguments, **parts)
+            group.collect(facts(self))
+
+    runner, steps = make(Follower, group), StepReceiver()
+    while (message := group.receive()) is not None:
+        runner.run(steps.unpack(message))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

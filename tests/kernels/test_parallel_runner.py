@@ -1,0 +1,67 @@
+"""The GPU's runner on two ranks, decode steps as graphs have them, but for the recording: all of it without a GPU."""
+
+import subprocess
+import sys
+
+import torch
+from torch.distributed import TCPStore
+
+from nanoengine import SamplingParams
+from nanoengine.engine.llm_engine import LLMEngine
+from nanoengine.kernels.decode_inputs import decode_inputs, decode_inputs_reference
+
+PROMPTS = [[5, 9, 20, 7, 8, 31, 2, 47, 4, 50], [11, 62]]
+MIXES = [
+    [SamplingParams(temperature=0, max_tokens=3), SamplingParams(temperature=0.7, seed=3, max_tokens=5)],
+    [SamplingParams(seed=5, max_tokens=2, min_tokens=1), SamplingParams(logprobs=2, seed=1, max_tokens=3)],
+]  # fmt: skip
+
+
+def outputs(runner, config):
+    found = []
+    for params in MIXES:
+        engine = LLMEngine(config, runner=runner)
+        seqs = [engine.add_request(prompt, p) for prompt, p in zip(PROMPTS, params, strict=True)]
+        for _ in engine.run():
+            pass
+        found.append([(seq.output_ids, seq.logprobs and [sorted(entry) for entry in seq.logprobs]) for seq in seqs])
+    return found
+
+
+def test_two_ranks_with_overlap_and_the_step_that_graphs_record():
+    if torch.cuda.is_available():
+        return  # no interpreter then; tests/gpu/test_parallel.py does it for real
+    from nanoengine.engine.gpu_runner import GpuRunner
+    from nanoengine.parallel.group import Group
+    from nanoengine.parallel.leader import LeadingGpuRunner
+    from nanoengine.parallel.watch import Ranks
+    from tests.kernels.second_rank import CONFIG, ONE, make
+
+    wanted = outputs(make(GpuRunner, None), ONE)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    second = subprocess.Popen([sys.executable, "-m", "tests.kernels.second_rank", str(store.port)])
+    try:
+        ranks = Ranks()
+        ranks.group = Group(store, 0, 2, torch.device("cpu"), "127.0.0.1")
+        runner = make(LeadingGpuRunner, ranks.group, ranks=ranks, ranks_here=1)
+        buckets, replay = [], runner.graphs.replay
+        runner.graphs.replay = lambda bucket, *rest: buckets.append(bucket) or replay(bucket, *rest)
+        assert outputs(runner, CONFIG) == wanted
+        assert set(buckets) == {1, 2}
+        ranks.group.send(None)
+        assert second.wait(30) == 0
+    finally:
+        second.kill()
+        second.wait()
+
+
+def test_a_part_of_the_vocabulary(device):
+    embedding = torch.randn(10, 48, device=device)
+    ids, none = torch.tensor([3, 14, 15, 4, 0, 99], device=device), torch.full((6,), -1, device=device)
+    zeros, tables = torch.zeros_like(ids), torch.zeros(1, 4, dtype=torch.int32, device=device)
+    arguments = (ids, none, zeros, zeros, none, zeros, tables, embedding, 16, 5)
+    x = decode_inputs(*arguments)
+    assert torch.equal(x, decode_inputs_reference(*arguments))
+    wanted = torch.zeros(6, 48, device=device)
+    wanted[1] = embedding[9]
+    assert torch.equal(x, wanted)
