@@ -74,9 +74,12 @@ def folded(summary: str, body: str) -> str:
     return f"<details><summary>{summary}</summary>{body}</details>"
 
 
+PART = '<div style="margin-bottom:16px">'
+
+
 def part(body: str) -> str:
-    """One of several parts of a still form, with room below it."""
-    return f'<div style="margin-bottom:16px">{body}</div>'
+    """One of several parts of a still form, with room below it; slides cut a form before each ``PART``."""
+    return f"{PART}{body}</div>"
 
 
 def row(w: Any, items: list) -> Any:

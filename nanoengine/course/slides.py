@@ -24,6 +24,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from nanoengine.course.build import notebook_path
+from nanoengine.course.live import PART
 from nanoengine.course.notebook import read_notebook, value_fields
 from nanoengine.course.record import PlanItem, Record, record_paths
 from nanoengine.course.record import load as load_record
@@ -53,7 +54,8 @@ _STYLE = """
   background: #faf6f2; font-style: normal; box-shadow: none; }
 .reveal table { font-size: .8em; margin: 8px 0; } .reveal .slide-number { font-size: 15px; }
 .reveal ul, .reveal ol { display: block; margin-left: 1.1em; } .reveal details { font-size: .8em; }
-.reveal .output { font-size: .8em; } .reveal .output:only-child img { max-height: 660px; }
+.reveal .output { font-size: .8em; } .reveal .output pre { font-size: 16px; }
+.reveal .output:only-child img { max-height: 660px; } .reveal .output:only-child:has(details) img { max-height: 490px; }
 """
 _MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
 
@@ -119,12 +121,20 @@ def _parts(cell: NotebookNode, lang: str) -> Iterator[tuple[str, int]]:
 
 
 def _html_parts(markup: str) -> Iterator[tuple[str, int]]:
-    """The markup as it is; several pictures with nothing between them go apart, as many on a slide as it holds."""
+    """The markup as it is; several pictures with nothing between them, the parts of a form, and two runs side by side
+    go apart, as many on a slide as it holds. What is folded counts as open: an answer has room below its question."""
     pictures = re.findall(r"<img\b[^>]*>", markup)
     if len(pictures) > 1 and not re.sub(r"<[^>]+>", "", markup).strip():
         yield from ((f'<div class="output">{picture}</div>', _picture_lines(picture)) for picture in pictures)
-    else:
-        yield f'<div class="output">{markup}</div>', _picture_lines(markup) if pictures else _markup_lines(markup)
+        return
+    pieces, start = [markup], PART if PART in markup else "<p><b>"  # a run of the player begins with its name
+    if markup.count(start) > 1 and (start == PART or pictures):
+        inside = re.sub(r"^<div\b[^>]*>(.*)</div>$", r"\1", markup, flags=re.DOTALL)
+        pieces = [piece for piece in re.split(f"(?={re.escape(start)})", inside) if piece]
+    for piece in pieces:
+        words = re.sub(r"<[^>]+>", "", piece).strip()
+        lines = (_markup_lines(piece) if words else 0) + (_picture_lines(piece) if "<img" in piece else 0)
+        yield f'<div class="output">{piece}</div>', min(ROOM, lines)
 
 
 def _picture_lines(markup: str) -> int:
@@ -146,8 +156,11 @@ def _excerpt(text: str, lang: str) -> tuple[str, str]:
 
 
 def _text_lines(text: str) -> int:
-    """Lines of 75 columns that a Markdown text takes, a Chinese character being two columns wide."""
-    return sum(1 + sum(2 if ord(c) > 0x2E7F else 1 for c in line) // 75 for line in text.split("\n") if line.strip())
+    """Lines of 75 columns that a Markdown text takes, a Chinese character being two columns wide; two gaps between
+    paragraphs are as high as a line, and so is each edge of a quote's frame."""
+    full = sum(1 + sum(2 if ord(c) > 0x2E7F else 1 for c in line) // 75 for line in text.split("\n") if line.strip())
+    gaps = len(re.findall(r"\n(?:>?[ ]*\n)+", text.strip())) + 1
+    return full + gaps // 2 + (2 if text.lstrip().startswith(">") else 0)
 
 
 def _markup_lines(markup: str) -> int:

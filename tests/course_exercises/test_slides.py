@@ -10,6 +10,7 @@ import pytest
 from nanoengine.course import build, reveal, slides
 from nanoengine.course.answer_key import answer_key
 from nanoengine.course.checks import exercises_of
+from nanoengine.course.live import folded, part
 from nanoengine.course.record import load_all
 from nanoengine.course.reveal import RevealMissing, load_reveal
 from nanoengine.course.slides import MAX_LINES, ROOM, make_slides, to_page
@@ -76,6 +77,39 @@ def test_small_pictures_share_a_slide(height, apart):
     made.cells = [_markdown("a", "## A", "slide"), _code("b", "", _html(pictures))]
     [column] = make_slides(made, "en")
     assert [n for n in ("".join(slide.parts).count("<img") for slide in column) if n] == apart
+
+
+def _on_slides(markup):
+    """The HTML of each slide that holds some of the output."""
+    made = nbformat.v4.new_notebook()
+    made.cells = [_markdown("a", "## A", "slide"), _code("b", "quiz()", _html(markup))]
+    [column] = make_slides(made, "en")
+    return [text for text in ("".join(slide.parts) for slide in column) if 'class="output"' in text]
+
+
+def test_a_question_and_its_folded_answer_have_a_slide():
+    answers = folded("Unfold", "<p>why</p>" * 12)
+    form = "".join(part(f"<p><b>{n}.</b> Asked?</p>{answers}") for n in range(5))
+    pages = _on_slides(f'<div class="still">{form}<p>the end</p></div>')
+    assert [page.count("Asked?") for page in pages] == [1] * 5
+    assert "the end" in pages[4] and all(_Page(page).open == [] for page in pages)
+    short = "".join(part(f"<p>{n}</p>") for n in range(3))
+    assert len(_on_slides(f"<div>{short}</div>")) == 1
+
+
+def test_two_runs_of_the_player_have_a_slide_each():
+    runs = "".join(f'<p><b>{name}</b></p><div><img alt="{name}" src="{PIXEL}"></div>' for name in ("one", "two"))
+    pages = _on_slides(f'<div class="stills">{runs}<p><small>still</small></p></div>')
+    assert [(page.count("<img"), _Page(page).open) for page in pages] == [(1, []), (1, [])]
+
+
+def test_a_quote_takes_the_room_of_its_frame():
+    made = nbformat.v4.new_notebook()
+    made.cells = [_markdown("a", "## A", "slide"), _markdown("b", "> **Key.** One."), _markdown("c", "One.")]
+    [[slide]] = make_slides(made, "en")
+    made.cells = made.cells[:1] + made.cells[2:]
+    [[without]] = make_slides(made, "en")
+    assert slide.lines - without.lines == 3
 
 
 def _columns(notebook, lang="en"):
