@@ -401,7 +401,7 @@ print("same result:", all(torch.allclose(a, b, atol=1e-4) for a, b in zip(one, t
 # %% id="packed-cost" tags=["varies"]
 import time
 
-def race(*works, repeat=30):
+def race(*works, repeat=100):
     """Best time of each in microseconds, taken in turn so that a noisy machine treats them alike."""
     best = [float("inf")] * len(works)
     for _ in range(repeat):
