@@ -38,14 +38,14 @@ lesson("02", lang="en")
 # * `old` and `new` are integer arrays `[tokens]`: any positions in any order; a key may move back, move ahead or stay.
 # * The layout is llama.cpp's for Llama, not the lesson's: **neighbours** (2j, 2j + 1) are a pair; its angle is
 #   position × theta ** (−2j / d).
-# * All heads of a row turn alike. No rows give no rows.
+# * All heads of a row turn alike. No rows in, no rows out.
 #
 # Only the place is mended: in deeper layers a key also holds what its token once read from the stretch that was dropped.
 #
 # <!-- zh -->
 # * `old`、`new` 是整数数组 `[token]`:位置任意,顺序任意;key 可以往前挪、往后挪,也可以不动。
 # * 排法是 llama.cpp 给 Llama 用的,和课上不同:**相邻**的 (2j, 2j + 1) 是一对,角度 = 位置 × theta ** (−2j / d)。
-# * 同一行的各个头转得一样。没有行,就返回没有行的数组。
+# * 同一行的各个头转得一样。一行都没有时,返回同样形状的空数组。
 #
 # 补好的只是位置:更深的层里,key 还带着当初从被删的那段读来的东西。
 

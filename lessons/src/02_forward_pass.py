@@ -258,7 +258,7 @@ def attention_part(x, w, c, positions, note):
         k = rms_norm(k, w["self_attn.k_norm.weight"], c.rms_norm_eps)
     q, k = rope(q, positions, c.rope_theta), rope(k, positions, c.rope_theta)
     out = attend(q, k, v).flatten(1)
-    note("q", q), note("k", k), note("v", v), note("attention out", out)
+    note("q", q), note("k", k), note("v", v), note("attend(q, k, v)", out)
     return out @ w["self_attn.o_proj.weight"].T
 
 def mlp_part(x, w, note):
@@ -268,7 +268,7 @@ def mlp_part(x, w, note):
 
 def my_logits(ids, c, weights, note=lambda name, tensor: None):
     x, positions = weights["model.embed_tokens.weight"][ids], torch.arange(len(ids))
-    note("embedded", x)
+    note("embed(ids)", x)
     for i in range(c.num_hidden_layers):
         start, quiet = f"model.layers.{i}.", note if i == 0 else lambda name, tensor: None
         w = {name.removeprefix(start): v for name, v in weights.items() if name.startswith(start)}
@@ -277,7 +277,7 @@ def my_logits(ids, c, weights, note=lambda name, tensor: None):
         normed = rms_norm(x, w["post_attention_layernorm.weight"], c.rms_norm_eps)
         x = x + mlp_part(normed, w, quiet)
     x = rms_norm(x, weights["model.norm.weight"], c.rms_norm_eps)
-    note("stream at the end", x)
+    note("norm(x)", x)
     return x @ weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).T
 
 # %% id="shapes"
