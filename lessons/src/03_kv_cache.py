@@ -3,7 +3,7 @@
 #
 # *The KV cache: what it saves, counted exactly, and the new bottleneck that it leaves behind.*
 #
-# **About 50 minutes** · after lesson 02 · source walked: `nanoengine/model/decoder.py`, `nanoengine/attention/torch_attention.py`
+# **About 65 minutes** · after lesson 02 · source walked: `nanoengine/model/decoder.py`, `nanoengine/attention/torch_attention.py`
 #
 # After this lesson you can
 #
@@ -16,7 +16,7 @@
 #
 # *KV cache:它省了什么,一笔一笔数清楚;又留下了什么新瓶颈。*
 #
-# **约 50 分钟** · 前置:第 02 课 · 源码:`nanoengine/model/decoder.py`、`nanoengine/attention/torch_attention.py`
+# **约 65 分钟** · 前置:第 02 课 · 源码:`nanoengine/model/decoder.py`、`nanoengine/attention/torch_attention.py`
 #
 # 这一课结束时你会拿到
 #
@@ -62,6 +62,9 @@ lesson("03", lang="en")
 import torch
 
 from nanoengine import LLM, EngineConfig, SamplingParams
+from nanoengine.attention.torch_attention import dense_attention
+from nanoengine.engine.llm_engine import LLMEngine
+from nanoengine.engine.model_runner import ModelRunner
 from nanoengine.model.decoder import full_forward
 
 llm = LLM(max_model_len=1024, kv_cache_gib=0.25)
@@ -102,7 +105,7 @@ def best_of(function, times=2):
     """Seconds of the fastest run: what else the machine does only ever adds."""
     return min(repeat(function, number=1, repeat=times))
 
-for known in (16, 64):
+for known in (64, 256):
     ids = list(range(1000, 1000 + known))
     seconds = best_of(lambda ids=ids: full_forward(model, ids))
     print(f"{known:4} tokens known: {seconds * 1000:5.0f} ms for one new token")
@@ -110,7 +113,7 @@ for known in (16, 64):
 # %% [markdown] id="idea-intro"
 # ## 2 · What may be kept?
 #
-# The step grew with the text, and one token in it was new. What of the rest could we keep?
+# The step grows with the text, and one token in it is new. What of the rest could we keep?
 #
 # Take attention in one layer, at the moment when token *t* is computed. **Predict:** whose q does it need, whose k, whose v? Which of
 # those were computed in an earlier step, and would they come out the same now?
@@ -123,8 +126,6 @@ for known in (16, 64):
 # 看某一层注意力,正在算第 *t* 个 token。**先预测**:它要谁的 q、谁的 k、谁的 v?其中哪些前面的步骤已经算过?现在再算,结果还一样吗?
 
 # %% id="reuse"
-from nanoengine.attention.torch_attention import dense_attention
-
 ids, seen, layers = torch.tensor(prompts[2]), [], len(model.layers)
 
 def spy(q, k, v, cache, metadata, scale):  # the decoder calls it once in each layer
@@ -134,10 +135,9 @@ def spy(q, k, v, cache, metadata, scale):  # the decoder calls it once in each l
 with torch.inference_mode():
     for n in (len(ids) - 1, len(ids)):  # one step, and the next
         model(ids[:n], torch.arange(n), spy, [None] * layers, None)  # no caches, no metadata
-
 for i, name in enumerate("qkv"):
     same = all(torch.allclose(old[i], new[i][:-1], atol=1e-4) for old, new in zip(seen, seen[layers:]))
-    print(f"{name} of the first {n - 1} tokens, all {layers} layers: {'the same in both' if same else 'DIFFERENT'}")
+    print(f"{name} of the first {n - 1} tokens, all {layers} layers:", "the same" if same else "DIFFERENT")
 
 # %% [markdown] id="reuse-read"
 # All three come out the same: attention is causal, so a new token changes nothing to its left. Which ones are *asked for* again? The new
@@ -205,7 +205,7 @@ def generate_cached(ids, steps):
 # 一样吗?只比 token 太松了:每个位置的 **logits** 都和重算比。**先预测**:是完全相等,还是差一点点?
 
 # %% id="equal" tags=["varies"]
-ids = list(range(1000, 1024))
+ids = list(range(1000, 1012))
 want, caches = full_forward(model, ids), new_cache(len(ids))
 worst = max((forward(ids[i : i + 1], caches, i) - want[i]).abs().max().item() for i in range(len(ids)))
 print(f"largest difference {worst:.1e}, logits up to {want.abs().max():.0f}")
@@ -239,21 +239,17 @@ print("tokens computed in each step:", [n for ((_, n),) in cached_steps[:NEW]])
 # <!-- zh -->
 # ## 4 · 插进真引擎
 #
-# 引擎里的缓存是分块的。那就让一块和整条序列一样长,一块**就是**一段连续缓存。十几行代码把 `my_attention` 包成一个后端,真引擎就跑在它上面。三个请求拼成一个 batch:token 首尾相接,每个请求的那一段是一行。
+# 引擎里的缓存是分块的。那就让一块和整条序列一样长,一块**就是**一段连续缓存。十来行代码把 `my_attention` 包成一个后端,真引擎就跑在它上面。三个请求拼成一个 batch:token 首尾相接,每个请求的那一段是一行。
 
 # %% id="backend"
-from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.engine.model_runner import ModelRunner
-
 class Contiguous:
     name, default_block_size = "contiguous", 256
-
     def prepare(self, batch, block_size, device):
         """(first token of the row, tokens, tokens before, its one block) of each row."""
         first = batch.query_lens.cumsum() - batch.query_lens
         before = batch.context_lens - batch.query_lens  # the context counts the new tokens, too
-        blocks = [table[0] for table in batch.block_tables]
-        return list(zip(first.tolist(), batch.query_lens.tolist(), before.tolist(), blocks))
+        lists = (lens.tolist() for lens in (first, batch.query_lens, before))
+        return list(zip(*lists, (table[0] for table in batch.block_tables)))
 
     def __call__(self, q, k, v, cache, rows, scale):  # cache [2, blocks, block_size, kv_heads, head_dim]
         spans = [(slice(f, f + n), start, cache[:, block]) for f, n, start, block in rows]
@@ -266,8 +262,7 @@ mine = LLMEngine(config, runner=ModelRunner(config, model=model, attention=Conti
 greedy = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
 seqs = [mine.add_request(ids, greedy) for ids in prompts]
 with record(mine) as trace:
-    for _ in mine.run():
-        pass
+    list(mine.run())
 theirs = llm.generate(prompts, greedy, use_tqdm=False)
 print("my cache in the engine:", [seq.output_ids == out for seq, out in zip(seqs, naive_output)])
 print("the package's own     :", [answer.token_ids == out for answer, out in zip(theirs, naive_output)])
@@ -310,18 +305,19 @@ for name, (passes, tokens, flops, moved) in ledger.items():
           f"{moved / 1e9:6.2f} GB  {flops / moved:4.1f} FLOP/byte")
 
 # %% [markdown] id="cost-read"
-# The cache divides the FLOPs by {{ ledger['naive'][2] / ledger['cached'][2]:.1f}} and leaves the bytes **as they were**, nearly: both loops read every weight in every pass. So the
-# cached loop gets less out of each byte. The engine reads the weights once for three requests, and saves
+# The cache divides the FLOPs by {{ ledger['naive'][2] / ledger['cached'][2]:.1f}} and leaves the bytes **as they were**: in every pass both loops touch every weight, and K
+# and V of every token. So the cached loop gets less out of each byte. The engine reads the weights once for three requests, and saves
 # {{ 1 - ledger['engine'][3] / ledger['cached'][3]:.0%}} of the bytes.
 #
-# First the cache removes arithmetic, then batching removes bytes. They need each other.
+# First the cache removes arithmetic, then batching removes bytes. In that order: recomputing a long text is limited by arithmetic, and
+# fewer bytes gain nothing.
 #
 # (`full_forward` even computes logits for all positions; we did not charge that.)
 #
 # <!-- zh -->
-# 缓存让 FLOP 只剩 {{ ledger['cached'][2] / ledger['naive'][2]:.0%}},字节却**几乎没少**:两个循环每一步都要把所有权重读一遍。所以带缓存之后,每个字节换来的计算反而更少。引擎为三个请求只读一遍权重,字节这才少了 {{ 1 - ledger['engine'][3] / ledger['cached'][3]:.0%}}。
+# 缓存让 FLOP 只剩 {{ ledger['cached'][2] / ledger['naive'][2]:.0%}},字节却**一点没少**:两个循环每一步都要碰所有权重,还有每个 token 的 K 和 V。所以带缓存之后,每个字节换来的计算反而更少。引擎为三个请求只读一遍权重,字节这才少了 {{ 1 - ledger['engine'][3] / ledger['cached'][3]:.0%}}。
 #
-# 缓存先去掉多余的计算,拼批再去掉多余的搬运,两者缺一不可。
+# 先由缓存去掉多余的计算,再由拼批去掉多余的搬运。顺序反不得:长文本整段重算时,卡的是算力,少搬字节也快不了。
 #
 # (`full_forward` 其实连每个位置的 logits 都算了,这笔账没记它头上。)
 
@@ -354,13 +350,13 @@ from nanoengine.viz.plots import lines
 
 qwen = NAMED_CONFIGS["qwen3-0.6b"]
 pair = 4 * qwen.num_hidden_layers * qwen.num_attention_heads * qwen.head_dim
-even = 2 * qwen.num_parameters() // pair  # context at which attention weighs as much as the products
+even = 2 * qwen.num_parameters() // pair  # context at which attention takes as many FLOPs as the products
 
 def teraflops(n, cached):
     (tokens, pairs), head = counts(n, cached), qwen.vocab_size * qwen.hidden_size
     return (2 * (qwen.num_parameters() - head) * tokens + 2 * head * n + pair * pairs) / 1e12
 
-sizes = [4**i for i in range(2, 9)]
+sizes = [8**i for i in range(1, 6)]
 work = {name: [teraflops(n, cached) for n in sizes] for name, cached in (("no cache", False), ("cache", True))}
 lines(sizes, work, xlabel="tokens generated", ylabel="TFLOP in all", logx=True, logy=True,
       title="Qwen3-0.6B: work to generate n tokens")
@@ -371,8 +367,8 @@ lines(sizes, work, xlabel="tokens generated", ylabel="TFLOP in all", logx=True, 
 # | token forwards (matrix products) | n(n+1)/2, O(n²) | n, O(n) |
 # | attention pairs | n(n+1)(n+2)/6, O(n³) | n(n+1)/2, **O(n²)** |
 #
-# "Linear" is true of the matrix products, which dominate while the context is short. In Qwen3-0.6B a decoded token's attention weighs as
-# much as its products at a context of about {{ even:,}}; beyond, both curves turn steeper: the higher power takes over.
+# "Linear" is true of the matrix products, which dominate while the context is short. In Qwen3-0.6B a decoded token's attention takes as
+# many FLOPs as its products at a context of about {{ even:,}}; further on both curves turn steeper: the higher power takes over.
 #
 # <!-- zh -->
 # | | 没有缓存 | 有缓存 |
@@ -380,7 +376,7 @@ lines(sizes, work, xlabel="tokens generated", ylabel="TFLOP in all", logx=True, 
 # | token 前向(矩阵乘) | n(n+1)/2,O(n²) | n,O(n) |
 # | 注意力的 query-key 对 | n(n+1)(n+2)/6,O(n³) | n(n+1)/2,**O(n²)** |
 #
-# 「线性」说的是矩阵乘,上下文不长时它占大头。Qwen3-0.6B 解码一个 token,上下文到约 {{ even:,}} 时,注意力和矩阵乘一样重;再往后,两条曲线都变陡:高次的那一项接管了。
+# 「线性」说的是矩阵乘,上下文不长时它占大头。Qwen3-0.6B 解码一个 token,上下文到约 {{ even:,}} 时,注意力的 FLOP 和矩阵乘一样多;再往后,两条曲线都变陡:高次的那一项说了算。
 
 # %% [markdown] id="misconception"
 # > **Common misconception.** "With a KV cache, each token costs the same."
@@ -417,21 +413,25 @@ print(f"this machine: {bandwidth / 1e9:.1f} GB/s, {peak / 1e9:.0f} GFLOP/s in fl
       f"they meet at {peak / bandwidth:.1f} FLOP/byte")
 weight_bytes = shape.num_parameters() * 4
 print(f"a decode step cannot be faster than {weight_bytes / bandwidth * 1000:.0f} ms: the weights alone")
-caches = new_cache(513)
-for start in (16, 512):
-    seconds = best_of(lambda start=start: forward([7], caches, start), 8)
-    print(f"measured, {start:3} tokens before: {seconds * 1000:.0f} ms")
+caches = new_cache(257)
+for start in (64, 256):
+    seconds = best_of(lambda start=start: forward([7], caches, start), 5)
+    print(f"measured, {start:3} tokens known: {seconds * 1000:.0f} ms")
 
 # %% [markdown] id="machine-read"
-# Look back at section 1: recomputing took several times as long, and the more the longer the text. Here 32 times the context adds little.
+# Same lengths as in section 1, where the step grew with the text. Here it hardly can: the KV of 256 tokens is {{ 256 * shape.kv_bytes_per_token(4) / weight_bytes:.0%}} of the bytes.
 #
-# The measured step still lies above the bound. A bound says what cannot be beaten: it leaves out KV, activations and the calls of thirty
-# layers, and a product with a single row does not read at the full rate either.
+# Why is a *short* text cheap to recompute? A pass over n tokens does about n/2 FLOP a byte in float32. Left of the corner more tokens are
+# nearly free, as the weights come anyway; right of it the time grows with n.
+#
+# The bound leaves out KV, activations and the calls of thirty layers. (A step *below* it? Then measure the bandwidth again.)
 #
 # <!-- zh -->
-# 回头看第 1 节:重算要慢好几倍,文本越长,差得越多;现在上下文长到 32 倍,也只多一点点。
+# 长度和第 1 节一样。那边文本越长,一步越慢;这边想慢也慢不了多少:256 个 token 的 KV 只占全部字节的 {{ 256 * shape.kv_bytes_per_token(4) / weight_bytes:.0%}}。
 #
-# 实测还是在下限之上。下限只说「不可能更快」:KV、激活值、三十层一次次的调用都没算进去,只有一行的矩阵乘也读不满带宽。
+# 那为什么**短**文本重算也不贵?float32 下,一次算 n 个 token,每字节约做 n/2 次 FLOP。在拐角左边,多算几个 token 几乎白送:权重反正要读;过了拐角,时间才跟着 n 涨。
+#
+# 这个下限没算 KV、激活值,也没算三十层一次次的调用。(实测比下限还快?那就重新量一遍带宽。)
 
 # %% id="roof" tags=["varies"]
 from nanoengine.viz.roofline import roofline
@@ -450,21 +450,21 @@ roofline(machines, dots, title="Decode at context 1024, and a prefill of 512")
 # (The H200 line is a dated record: one card, torch 2.11, device copy 4.28 TB/s and an 8192-cubed bf16 product 685 TFLOP/s, 2026-11-29; Qwen3-0.6B in bf16.
 # The dots are counted, not timed.)
 #
-# Decode of one sequence: {{ decode['B=1']:.1f}} FLOP a byte, on a card that could do {{ 685e12 / 4.28e12:.0f}}. It waits for memory more than 99% of the time: **memory-bound**. A prefill of 512 tokens
-# uses each weight 512 times, and is under the flat roof: **compute-bound**.
+# Decode of one sequence: {{ decode['B=1']:.1f}} FLOP a byte, on a card that could do {{ 685e12 / 4.28e12:.0f}}. Even at full bandwidth its arithmetic units are busy less than 1% of the time: **memory-bound**. A
+# prefill of 512 tokens uses each weight of the layers 512 times, and is under the flat roof: **compute-bound**.
 #
 # <!-- zh -->
 # (H200 那条线是带日期的记录:一张卡,torch 2.11,设备内拷贝 4.28 TB/s,8192 见方的 bf16 矩阵乘 685 TFLOP/s,2026-11-29;模型是 bf16 的 Qwen3-0.6B。点是数出来的,不是计时。)
 #
-# 单条序列 decode,每字节 {{ decode['B=1']:.1f}} FLOP,而这张卡每字节做得了 {{ 685e12 / 4.28e12:.0f}} 次。99% 以上的时间在等内存:这就叫**受带宽限制**。512 个 token 的 prefill,每个权重用 512 次,已经到了平顶:**受算力限制**。
+# 单条序列 decode,每字节 {{ decode['B=1']:.1f}} FLOP,而这张卡每字节做得了 {{ 685e12 / 4.28e12:.0f}} 次。就算带宽跑满,算力单元也有 99% 以上的时间闲着:这就叫**受带宽限制**。512 个 token 的 prefill,各层的每个权重都用 512 次,已经到了平顶:**受算力限制**。
 
 # %% [markdown] id="key-insight"
 # > **Key insight.** The KV cache does not remove the cost, it **changes its currency**: from arithmetic to memory traffic. What is left of a
-# > decode step is reading, all weights and all KV, for one token each. So everything that comes later in this course, batching, paging, GQA,
-# > quantisation, is about bytes.
+# > decode step is reading, all weights and all KV, for one token each. So most of what comes later, batching, prefix caching, quantised weights
+# > and KV, speculation, is about bytes: fewer of them, or more work for each.
 #
 # <!-- zh -->
-# > **关键洞察** KV cache 没有消灭代价,只是**换了一种货币**:从算力换成内存搬运。剩下的 decode,一步就是「读」:全部权重、全部 KV,每条序列只换回一个 token。所以后面的一切,拼批、分页、GQA、量化,说到底都是在省字节。
+# > **关键洞察** KV cache 没有消灭代价,只是**换了一种货币**:从算力换成内存搬运。剩下的 decode,一步就是「读」:全部权重、全部 KV,每条序列只换回一个 token。所以后面的大半内容,拼批、前缀缓存、权重和 KV 的量化、投机解码,说到底都在打字节的主意:要么少读,要么读一次多用几回。
 
 # %% [markdown] id="batch-intro"
 # ## 8 · Can a batch lift it off the slope?
@@ -531,12 +531,12 @@ show(Attention.forward, highlight="attention(q, k, v, cache")
 # ## 10 · Where it does not help
 #
 # Two cases, both counted. A request for **one** token (a classifier, a reranker). And a cache that is grown with `torch.cat`, as
-# many first versions are. **Predict** how much the cache saves in the first, and what the second costs.
+# in many first versions, and in `DynamicCache`, the default of transformers (5.24). **Predict** how much the cache saves in the first, and what the second costs.
 #
 # <!-- zh -->
 # ## 10 · 它帮不上忙的地方
 #
-# 两种情况,都数出来。一种是只要**一个** token(分类、重排)。另一种是用 `torch.cat` 长出来的缓存,很多人的第一版就是这么写的。**先预测**:前一种缓存省多少?后一种要多花多少?
+# 两种情况,都数出来。一种是只要**一个** token(分类、重排)。另一种是用 `torch.cat` 拼长的缓存:很多人的第一版就是这么写的,transformers 5.24 默认的 `DynamicCache` 也是。**先预测**:前一种缓存省多少?后一种要多花多少?
 
 # %% id="negative"
 for new in (1, 2, 8, 64, 512):
@@ -562,9 +562,9 @@ print(f"512 -> 1024 tokens: in place {512 * kv / 1e6:.0f} MB, copied by torch.ca
 # | --- | --- | --- | --- |
 # | write | `Attention.forward`, a Triton kernel | `FlashAttentionImpl.do_kv_cache_update` | `store` |
 # | read | the same method, one of two flash-attn calls | `FlashAttentionImpl.forward` | `TorchAttention` |
-# | the step's lengths come | from a module global | as an argument | as an argument |
+# | the step's lengths reach it | by a module global | by one, too: each layer takes it from the `ForwardContext` and hands it on | as an argument all the way |
 #
-# Both write k and v before they attend, and neither ever grows a tensor: the pool is allocated once.
+# Both write k and v before they attend, and neither grows a tensor: the pool is allocated once, at start-up.
 #
 # <!-- zh -->
 # ## 11 · vLLM 和 nano-vllm 在这里怎么做
@@ -573,9 +573,9 @@ print(f"512 -> 1024 tokens: in place {512 * kv / 1e6:.0f} MB, copied by torch.ca
 # | --- | --- | --- | --- |
 # | 写 | `Attention.forward`,一个 Triton 内核 | `FlashAttentionImpl.do_kv_cache_update` | `store` |
 # | 读 | 同一个方法,两个 flash-attn 调用之一 | `FlashAttentionImpl.forward` | `TorchAttention` |
-# | 这一步的长度从哪来 | 模块级全局变量 | 参数 | 参数 |
+# | 这一步的长度怎么传到 | 模块级全局变量 | 也是全局变量:每层从 `ForwardContext` 里取出,再传给后端 | 一路都是参数 |
 #
-# 两家都是先写 k、v 再做注意力,也都从不把张量越拼越长:池子一次分配好。
+# 两家都是先写 k、v 再做注意力,也都不把张量越拼越长:池子在启动时一次分配好。
 
 # %% [markdown] id="recall-intro"
 # ## A · Whiteboard, three minutes

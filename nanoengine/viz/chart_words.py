@@ -26,7 +26,7 @@ CHINESE = {
     "tokens generated": "生成的 token 数",
     "TFLOP in all": "总计算量(TFLOP)",
     "context #": "上下文 #",
-    "H200: # FLOP/byte": "H200:# FLOP/字节",
+    "H200: # FLOP/byte": "H200 的拐角:# FLOP/字节",
     "FLOP a byte": "算术强度(FLOP/字节)",
     "this machine": "这台机器",
     "static #": "静态预留 #",
