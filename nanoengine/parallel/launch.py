@@ -26,7 +26,7 @@ from nanoengine.parallel.group import FOR_EVER, TIMEOUT, Group
 from nanoengine.parallel.leader import LeadingGpuRunner, LeadingRunner, prepare
 from nanoengine.parallel.split import check_split
 from nanoengine.parallel.watch import LocalRanks, Ranks, TorchrunRanks, report_failure
-from nanoengine.parallel.worker import Job, serve
+from nanoengine.parallel.worker import ALL_LISTEN, Job, serve
 
 HERE = "127.0.0.1"
 THE_END = b"end"  # in the place of a job
@@ -56,6 +56,7 @@ def _lead_here(config: EngineConfig, files: ModelFiles, sampler):
     ranks = LocalRanks([Job(configs[rank], files, rank, HERE, store.port) for rank in range(1, size)])
     try:
         ranks.wait_until_they_listen()
+        store.set(ALL_LISTEN, "yes")
         return _lead(configs[0], files, sampler, store, ranks, HERE, size)
     except BaseException:
         ranks.stop()

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from nanoengine.config import EngineConfig
 from nanoengine.model.resolve import ModelFiles
 
+ALL_LISTEN = "all listen"  # key that rank 0 sets once every rank has said hello
+
 
 @dataclass(frozen=True)
 class Job:
@@ -58,7 +60,7 @@ def main() -> None:
     def tell(kind: str, text: str = "") -> None:
         print(json.dumps([kind, text]), file=control, flush=True)
 
-    from nanoengine.parallel.group import Group, PeerLost
+    from nanoengine.parallel.group import FOR_EVER, Group, PeerLost
     from nanoengine.parallel.leader import prepare
 
     try:
@@ -70,6 +72,7 @@ def main() -> None:
         prepare(job.config.device, job.config.tensor_parallel_size)
         tell("hello")
         store = TCPStore(job.host, job.port, is_master=False)
+        store.wait([ALL_LISTEN], FOR_EVER)  # how long the others take to start depends on the machine
         group = Group(store, job.rank, job.config.tensor_parallel_size, torch.device(job.config.device), job.host)
         serve(job.config, job.files, group)
     except PeerLost:

@@ -47,6 +47,7 @@ def main(port: int) -> None:
     from nanoengine.parallel.steps import StepReceiver
 
     store = TCPStore("127.0.0.1", port, is_master=False)
+    print("hello", flush=True)
     group = Group(store, 1, 2, torch.device("cpu"), "127.0.0.1")
 
     class Follower(GpuRunner):

@@ -39,8 +39,10 @@ def test_two_ranks_with_overlap_and_the_step_that_graphs_record():
 
     wanted = outputs(make(GpuRunner, None), ONE)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    second = subprocess.Popen([sys.executable, "-m", "tests.kernels.second_rank", str(store.port)])
+    second = subprocess.Popen([sys.executable, "-m", "tests.kernels.second_rank", str(store.port)],
+                              stdout=subprocess.PIPE, text=True)  # fmt: skip
     try:
+        assert second.stdout.readline() == "hello\n"
         ranks = Ranks()
         ranks.group = Group(store, 0, 2, torch.device("cpu"), "127.0.0.1")
         runner = make(LeadingGpuRunner, ranks.group, ranks=ranks, ranks_here=1)
@@ -53,6 +55,7 @@ def test_two_ranks_with_overlap_and_the_step_that_graphs_record():
     finally:
         second.kill()
         second.wait()
+        second.stdout.close()
 
 
 def test_a_part_of_the_vocabulary(device):
