@@ -88,7 +88,9 @@ class Lab:
                 "Math.max(...[...document.querySelectorAll('.jp-Notebook, .jp-Notebook *')].map(e => e.scrollHeight))"
             )
             self.page.set_viewport_size({"width": self.page.viewport_size["width"], "height": min(height + 150, 16000)})
-            self.page.wait_for_timeout(500)
+            # It was scrolled to the cell that ran last, and only cells in view are drawn.
+            self.page.evaluate("document.querySelectorAll('.jp-WindowedPanel-outer').forEach(e => e.scrollTo(0, 0))")
+            self.page.wait_for_timeout(2000)
         self.page.screenshot(path=path)
 
 
