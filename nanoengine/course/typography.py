@@ -18,6 +18,8 @@ _KEPT = re.compile(
 )
 # A full-width mark brings its own room; but the blank after "2." or "-" makes a list.
 _BLANK = re.compile("(?<=[\uff01\uff0c\uff1a\uff1b\uff1f\uff08\uff09]) (?=[^\\s|])|(?<=[\\w\ue000]) (?=[\uff08\uff09])")
+# "块大小 16,32 个": the comma before a number that counts something; three digits would be thousands.
+_NEXT_NUMBER = re.compile("(?<=\\d),(?=(?:\\d{1,2}|\\d{4,}) ?[\u3400-\u9fff])")
 _HOLE = "\ue000"
 _SEE_THROUGH = "*_ " + _HOLE  # what may stand between a mark and the text it belongs to
 
@@ -40,7 +42,7 @@ def chinese(text: str) -> str:
     for i, c in enumerate(chars):
         if c in ",:;?!" and _belongs(chars, i):
             chars[i] = _MARKS[c]
-    said = _BLANK.sub("", "".join(chars))
+    said = _BLANK.sub("", _NEXT_NUMBER.sub("\uff0c", "".join(chars)))
     parts = iter(kept)
     return re.sub(_HOLE, lambda _: next(parts), said)
 

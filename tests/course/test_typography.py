@@ -32,6 +32,7 @@ LESSONS = Path(__file__).parents[2]
         ("bf16:KV 从 23:00 起,1,024 个", "bf16：KV 从 23:00 起，1,024 个"),
         ("就是 ceil((computed + scheduled) / 块大小)块", "就是 ceil((computed + scheduled) / 块大小)块"),
         ("见 https://a.b/c,或 HF_ENDPOINT=https://x", "见 https://a.b/c，或 HF_ENDPOINT=https://x"),
+        ("块大小 16,32 个 token,共 1,024 个", "块大小 16，32 个 token，共 1,024 个"),
         ("plain English, yes (really)?", "plain English, yes (really)?"),
     ],
 )
