@@ -65,7 +65,7 @@ class Answer:
     def _nothing(self) -> list[str]:
         lines = [say("nothing_fits", self.lang)]
         if self.unknown:
-            lines.append(say("unknown_words", self.lang, words=", ".join(self.unknown)))
+            lines.append(say("unknown_words", self.lang, words=say("enumerate", self.lang).join(self.unknown)))
         return [*lines, say("ask_hint", self.lang)]
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:

@@ -29,7 +29,8 @@ def cards(no: str | None = None, *, lang: str | None = None) -> Cards:
 def follow_ups_html(card: Card, lang: str) -> str:
     """Follow-up questions with their answers, and when to stop talking."""
     asked = "".join(f"<p><b>{inline(f.question[lang])}</b><br>{inline(f.answer[lang])}</p>" for f in card.follow_ups)
-    return f"{asked}<p><b>{say('stop_talking', lang)}:</b> {inline(card.stop[lang])}</p>"
+    label = say("label", lang, name=say("stop_talking", lang)).rstrip()
+    return f"{asked}<p><b>{label}</b> {inline(card.stop[lang])}</p>"
 
 
 class Cards(Form):

@@ -112,10 +112,10 @@ def run_interview(
             write(f"\n{number}/{len(asked)}  {bare(item.card.question[lang])}")
             start = now()
             read(say("interview_enter", lang))
-            write(f"\n{say('interview_follow', lang)}: {bare(item.follow_up.question[lang])}")
+            write(f"\n{_label('interview_follow', lang)}{bare(item.follow_up.question[lang])}")
             read(say("interview_enter", lang))
             seconds = now() - start
-            over = f" ({say('interview_over', lang)})" if seconds > CARD_SECONDS else ""
+            over = say("interview_over", lang) if seconds > CARD_SECONDS else ""
             write(f"{say('interview_took', lang, time=clock(seconds))}{over}\n")
             for line in _answer_lines(item, lang):
                 write(bare(line))
@@ -130,13 +130,17 @@ def run_interview(
     return done
 
 
+def _label(key: str, lang: str) -> str:
+    return say("label", lang, name=say(key, lang))
+
+
 def _answer_lines(item: Asked, lang: str) -> list[str]:
     card = item.card
     return [
-        f"{say('seconds_30', lang)}: {card.short[lang]}",
-        f"\n{say('minutes_3', lang)}: {card.long[lang]}",
-        f"\n{say('interview_follow', lang)}: {item.follow_up.answer[lang]}",
-        f"\n{say('stop_talking', lang)}: {card.stop[lang]}",
+        _label("seconds_30", lang) + card.short[lang],
+        f"\n{_label('minutes_3', lang)}{card.long[lang]}",
+        f"\n{_label('interview_follow', lang)}{item.follow_up.answer[lang]}",
+        f"\n{_label('stop_talking', lang)}{card.stop[lang]}",
         f"\n{say('interview_grade', lang)}",
     ]
 
@@ -216,7 +220,7 @@ class Interview(Form):
         elif self._stage == "question":
             self._stage = "follow"
             ask = inline(item.follow_up.question[self.lang])
-            fill(self._answer, f"<p><b>{say('interview_follow', self.lang)}:</b> {ask}</p>")
+            fill(self._answer, f"<p><b>{_label('interview_follow', self.lang).rstrip()}</b> {ask}</p>")
         else:
             self._seconds = self._now() - self._start
             self._clock.halt()

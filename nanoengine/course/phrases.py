@@ -5,8 +5,8 @@ from __future__ import annotations
 from nanoengine.course.text import Text
 
 PHRASES: dict[str, Text] = {
-    "one": Text("one answer", "单选"),
-    "several": Text("one or more answers", "多选"),
+    "one": Text("(one answer)", "(单选)"),
+    "several": Text("(one or more answers)", "(多选)"),
     "answer": Text("Answer", "提交"),
     "again": Text("Try again", "重做"),
     "pick": Text("Choose first, then answer.", "先选,再提交。"),
@@ -14,7 +14,7 @@ PHRASES: dict[str, Text] = {
     "wrong": Text("Not quite.", "不对。"),
     "option_right": Text("right", "对"),
     "option_wrong": Text("wrong", "错"),
-    "reread": Text("read again", "回看"),
+    "reread": Text("→ read again: {places}", "→ 回看:{places}"),
     "score": Text(
         "{right} of {done} right, {left} to go; {need} pass.", "答对 {right}/{done},还剩 {left} 题;{need} 题过关。"
     ),
@@ -30,6 +30,9 @@ PHRASES: dict[str, Text] = {
         "没有保存:这里没有进度文件。用 `make lab` 打开就有了。",
     ),
     "save_failed": Text("Not saved: {why}", "没有保存:{why}"),
+    "enumerate": Text(", ", "、"),
+    "label": Text("{name}: ", "{name}："),
+    "level": Text("{name}.", "{name}："),
     "unfold": Text("Unfold: right answers and reasons", "展开:答案与理由"),
     "rubric": Text("Unfold: rubric", "展开:自评标准"),
     "show_rubric": Text("Show the rubric", "展开自评标准"),
@@ -99,7 +102,7 @@ PHRASES: dict[str, Text] = {
     "interview_your_grade": Text("Your grade, 1-4: ", "自评 1-4:"),
     "interview_bad_grade": Text("Type 1, 2, 3 or 4.", "请输入 1、2、3 或 4。"),
     "interview_next": Text("Next", "下一题"),
-    "interview_over": Text("over time", "超时"),
+    "interview_over": Text(" (over time)", "(超时)"),
     "interview_sum": Text(
         "{cards} questions, {time}, mean grade {mean:.1f} of 4, {over} over time.",
         "{cards} 道题,{time},平均 {mean:.1f}/4,{over} 道超时。",

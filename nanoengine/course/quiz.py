@@ -86,7 +86,7 @@ class Quiz(Form):
 
     def _asked(self, question: Question) -> str:
         kind = say("several" if len(question.right) > 1 else "one", self.lang)
-        return f"{inline(question.question[self.lang])} <small>({kind})</small>"
+        return f"{inline(question.question[self.lang])} <small>{kind}</small>"
 
     def reasons(self, question: Question, chosen: frozenset[int] = frozenset(), *, live: bool = True) -> str:
         """HTML: each option with a mark, why, and where to read again."""
@@ -95,11 +95,12 @@ class Quiz(Form):
             mark, colour, word = ("✓", _RIGHT, "option_right") if option.right else ("✗", _WRONG, "option_wrong")
             places = (describe(pointer, self.record.name, self.lang, live=live) for pointer in option.see)
             # Two cells may stand under one heading.
-            see = ", ".join(dict.fromkeys(f"<code>{escape(p)}</code>" if ".py" in p else escape(p) for p in places))
+            shown = dict.fromkeys(f"<code>{escape(p)}</code>" if ".py" in p else escape(p) for p in places)
+            see = say("reread", self.lang, places=say("enumerate", self.lang).join(shown))
             picked = " ◂" if i in chosen else ""
             out.append(
                 f'<p style="margin:4px 0"><b style="color:{colour}">{LETTERS[i]} {mark} {say(word, self.lang)}{picked}'
-                f"</b> · {inline(option.reason[self.lang])} <small>→ {say('reread', self.lang)}: {see}</small></p>"
+                f"</b> · {inline(option.reason[self.lang])} <small>{see}</small></p>"
             )
         return "".join(out)
 

@@ -37,17 +37,16 @@ class RecallSheet(Form):
 
     def rubric(self) -> str:
         """The three levels as HTML."""
-        rows = (
-            f"<p><b>{say(f'level_{level}', self.lang)}.</b> {inline(self.sheet.rubric[level][self.lang])}</p>"
-            for level in LEVELS
-        )
-        return "".join(rows)
+        names = (say("level", self.lang, name=say(f"level_{level}", self.lang)) for level in LEVELS)
+        texts = (inline(self.sheet.rubric[level][self.lang]) for level in LEVELS)
+        return "".join(f"<p><b>{name}</b> {text}</p>" for name, text in zip(names, texts, strict=True))
 
     def html(self) -> str:
         return html(self.sheet.prompt[self.lang]) + folded(say("rubric", self.lang), self.rubric())
 
     def text(self) -> str:
-        levels = (f"  {say(f'level_{level}', self.lang)}: {self.sheet.rubric[level][self.lang]}" for level in LEVELS)
+        names = (say("label", self.lang, name=say(f"level_{level}", self.lang)) for level in LEVELS)
+        levels = (f"  {name}{self.sheet.rubric[level][self.lang]}" for level, name in zip(LEVELS, names, strict=True))
         return "\n".join([self.sheet.prompt[self.lang], *levels])
 
     def build(self) -> Any:

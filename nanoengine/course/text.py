@@ -12,8 +12,9 @@ from nanoengine.course.typography import chinese
 
 HAN = re.compile(r"[\u3400-\u9fff]")
 _WORD = re.compile(r"[A-Za-z0-9][\w'’.,/%-]*")
-_FOLD = re.compile(r"(?<=[\u3000-\u9fff,:;]) +(?=[\u3000-\u9fff])|(?<=[\u3001-\u3003]) +")
+_FOLD = re.compile(r"(?<=[\u3000-\u9fff\uff01-\uff1f,:;]) +(?=[\u3000-\u9fff])|(?<=[\u3001-\u3003]) +")
 _TAG = re.compile(r"<[^>]+>")
+_IN_A_WORD = re.compile(r"</?(?:a|code|em|strong)\b[^>]*>")  # no blank where they were
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Text:
 
 def unfold(text: str) -> str:
     """Chinese without the blanks that YAML puts where a line was folded."""
-    return _FOLD.sub("", text)
+    parts = re.split(r"(`[^`]*`)", text)  # in `hash(键, 词)` the blank is code
+    return "".join(part if part.startswith("`") else _FOLD.sub("", part) for part in parts)
 
 
 def has_han(text: str) -> bool:
@@ -58,4 +60,4 @@ def bare(text: str) -> str:
 
 def plain(markup: str) -> str:
     """HTML as plain text on one line."""
-    return " ".join(unescape(_TAG.sub(" ", markup)).split())
+    return " ".join(unescape(_TAG.sub(" ", _IN_A_WORD.sub("", markup))).split())

@@ -13,9 +13,14 @@ _MARKS = dict(zip(",:;?!()", "\uff0c\uff1a\uff1b\uff1f\uff01\uff08\uff09", stric
 _CHINESE = re.compile("[\u3001\u3002\u300a-\u300f\u3400-\u9fff\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f…—]")
 _HAN = re.compile("[\u3400-\u9fff]")
 # Fenced code, code, {{ fields }} and {fields}, link targets, HTML tags, formulas: one private character each.
+# A formula is also a function of something, be that Chinese: O(块数), ceil((已算 + 要算) / 块大小).
 _KEPT = re.compile(
-    r"```.*?```|~~~.*?~~~|(`+).+?\1|\{\{.*?\}\}|\{[^{}\n]*\}|\]\([^)\s]*\)|<[A-Za-z/!][^>\n]*>|\$[^$\n]+\$", re.DOTALL
+    r"```.*?```|~~~.*?~~~|(`+).+?\1|\{\{.*?\}\}|\{[^{}\n]*\}|\]\([^)\s]*\)|<[A-Za-z/!][^>\n]*>|\$[^$\n]+\$"
+    r"|(?<!\w)(?:O|ceil|floor|len|min|max|sqrt|log2?|exp2?|hash|softmax)\((?:[^()\n]|\([^()\n]*\))*\)",
+    re.DOTALL,
 )
+_OPERATOR = re.compile(r" [-+−×÷/] ")
+_NEXT_TO_OPERATOR = re.compile(r"[+−×÷/=] ?\($|^\) [-+−×÷/] ", re.MULTILINE)
 # A full-width mark brings its own room; but the blank after "2." or "-" makes a list.
 _BLANK = re.compile("(?<=[\uff01\uff0c\uff1a\uff1b\uff1f\uff08\uff09]) (?=[^\\s|])|(?<=[\\w\ue000]) (?=[\uff08\uff09])")
 # "块大小 16,32 个": the comma before a number that counts something; three digits would be thousands.
@@ -61,25 +66,31 @@ def _pairs(chars: list[str]) -> list[tuple[int, int]]:
 
 
 def _wide_pair(chars: list[str], opening: int, closing: int) -> bool:
-    """True if the brackets hold Chinese, or words that follow Chinese; (1, 2), f(x) and ceil(总数 / 2) are neither."""
-    inside, before = "".join(chars[opening + 1 : closing]), chars[opening - 1] if opening else ""
+    """True if the brackets hold Chinese, or words that follow Chinese; (1, 2), f(x) and (总数 − 1) / 2 are neither."""
+    inside = "".join(chars[opening + 1 : closing])
     if _HAN.search(inside):
-        return not (before.isascii() and before.isalnum() and re.search(r"[+*/=<>×]", inside))
-    return _CHINESE.match(before) is not None and re.search(r"[A-Za-z]{2}|" + _HOLE, inside) is not None
+        edges = "".join([*chars[max(0, opening - 2) : opening + 1], "\n", *chars[closing : closing + 4]])
+        return not (_OPERATOR.search(inside) and _NEXT_TO_OPERATOR.search(edges))
+    before = _beyond(chars, opening, -1, past="*_")
+    return before is not None and bool(_CHINESE.match(before) and re.search(r"[A-Za-z]{2}|" + _HOLE, inside))
 
 
 def _belongs(chars: list[str], i: int) -> bool:
     """True if the mark at ``i`` ends or begins something Chinese, or stands in a Chinese sentence as such a mark does.
 
-    Between two Latin words that is: no blank after it. English has one, so has "KV cache, prefix cache".
+    Between two Latin words that is: no blank after it. English has one, so has "KV cache, prefix cache". At the end
+    of a line with Chinese in it: always.
     """
     before, after = _beyond(chars, i, -1), _beyond(chars, i, 1)
     if any(c is not None and _CHINESE.match(c) for c in (before, after)):
         return True
-    following = chars[i + 1] if i + 1 < len(chars) else "\n"
-    if before is None or after is None or following.isspace() or (before.isdigit() and after.isdigit()):
+    if before is None or _HAN.search(_line(chars, i)) is None:
         return False
-    return not {before, after} & set("/|-.=&\\'\"") and _HAN.search(_line(chars, i)) is not None
+    if after is None:
+        return True
+    if chars[i + 1].isspace() or (before.isdigit() and after.isdigit()):
+        return False
+    return not {_beyond(chars, i, -1, past="*_ "), _beyond(chars, i, 1, past="*_ ")} & set("/|-.=&\\'\"")
 
 
 def _line(chars: list[str], i: int) -> str:
@@ -87,12 +98,14 @@ def _line(chars: list[str], i: int) -> str:
     return text[text.rfind("\n", 0, i) + 1 :].split("\n", 1)[0]
 
 
-def _beyond(chars: list[str], i: int, way: int) -> str | None:
-    """The next character on that side that is text, on the same line."""
+def _beyond(chars: list[str], i: int, way: int, past: str = _SEE_THROUGH) -> str | None:
+    """The next character on that side that is text, on the same line; what was hidden, if there is nothing else."""
     i += way
-    while 0 <= i < len(chars) and chars[i] in _SEE_THROUGH:
+    hidden = None
+    while 0 <= i < len(chars) and chars[i] in past:
+        hidden = _HOLE if chars[i] == _HOLE else hidden
         i += way
-    return chars[i] if 0 <= i < len(chars) and chars[i] != "\n" else None
+    return chars[i] if 0 <= i < len(chars) and chars[i] != "\n" else hidden
 
 
 def printed(texts: dict[str, dict]) -> dict[str, dict]:

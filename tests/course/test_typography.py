@@ -6,7 +6,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from nanoengine.course.text import Text
+from nanoengine.course.phrases import say
+from nanoengine.course.text import Text, plain, unfold
 from nanoengine.course.typography import chinese
 
 LESSONS = Path(__file__).parents[2]
@@ -31,6 +32,13 @@ LESSONS = Path(__file__).parents[2]
         ("从 n²/2 降到 n;query-key 对", "从 n²/2 降到 n；query-key 对"),
         ("bf16:KV 从 23:00 起,1,024 个", "bf16：KV 从 23:00 起，1,024 个"),
         ("就是 ceil((computed + scheduled) / 块大小)块", "就是 ceil((computed + scheduled) / 块大小)块"),
+        ("要 ceil((已算 + 要算) / 块大小)块;O(块数)次", "要 ceil((已算 + 要算) / 块大小)块；O(块数)次"),  # formulas
+        ("半块:(块大小 - 1) / 2,即 余量 ÷ (块大小 × 4)", "半块：(块大小 - 1) / 2，即 余量 ÷ (块大小 × 4)"),
+        ("占整卡的(1 - 份额),2(K 和 V)× 层数", "占整卡的（1 - 份额），2（K 和 V）× 层数"),
+        ("叫**槽**(slot),三个 token(比如**草稿** token)", "叫**槽**（slot），三个 token（比如**草稿** token）"),
+        ("降到 O(n)?\n- 256 个 token;\n**比 token**;", "降到 O(n)？\n- 256 个 token；\n**比 token**；"),
+        ("`split()`;GB 是 10**9,GiB 不是", "`split()`；GB 是 10**9，GiB 不是"),
+        ("start += len(new);new = 新的 | n(n+1)/2,O(n²) |", "start += len(new)；new = 新的 | n(n+1)/2，O(n²) |"),
         ("见 https://a.b/c,或 HF_ENDPOINT=https://x", "见 https://a.b/c，或 HF_ENDPOINT=https://x"),
         ("块大小 16,32 个 token,共 1,024 个", "块大小 16，32 个 token，共 1,024 个"),
         ("plain English, yes (really)?", "plain English, yes (really)?"),
@@ -39,6 +47,17 @@ LESSONS = Path(__file__).parents[2]
 def test_marks(typed, said):
     assert chinese(typed) == said
     assert chinese(said) == said
+
+
+def test_a_folded_line_loses_its_blank_and_code_keeps_its_own():
+    assert unfold("先看, 再写。 然后 `f(键, 词)` 或者 `a`, `b`") == "先看,再写。然后 `f(键, 词)` 或者 `a`, `b`"
+
+
+def test_labels_of_the_forms_are_typeset():
+    assert say("several", "zh") == "（多选）"
+    assert say("reread", "zh", places=say("enumerate", "zh").join(["甲", "乙"])) == "→ 回看：甲、乙"
+    assert say("label", "zh", name=say("stop_talking", "zh")) == "讲到哪里打住："
+    assert plain("<p>用 <code>step</code>、<strong>块</strong>，</p><p>然后</p>") == "用 step、块， 然后"
 
 
 def test_a_text_of_the_course_is_typeset_when_it_is_said():

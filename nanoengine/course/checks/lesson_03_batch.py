@@ -175,6 +175,6 @@ ROUND = dict(en="Near: wanted is the smallest whole batch at which arithmetic ta
 OTHER = dict(
     en="Write both times as a + b × batch: bytes are weights + batch × context × KV bytes a token; FLOPs are batch × "
     "(2 × weights + 4 × layers × heads × head_dim × context). Then solve for batch.",
-    zh="两个时间都写成 a + b × batch:字节 = 权重 + batch × 上下文 × 每 token KV 字节;FLOP = batch ×(2 × 权重数 + 4 "
+    zh="两个时间都写成 a + b × batch:字节 = 权重 + batch × 上下文 × 每 token KV 字节;FLOP = batch × (2 × 权重数 + 4 "
     "× 层数 × head 数 × head_dim × 上下文)。再解出 batch。",
 )
