@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from nanoengine.server.errors import ApiError
 
+LINGER_S = 2.0  # that a refused client gets to finish sending
 PROTECTED = ("/v1/", "/trace")  # /health and /metrics say nothing about what was asked
 
 
@@ -79,5 +80,19 @@ class Limits:
     async def _refuse(self, error: ApiError, scope, receive, send) -> None:
         self.count(error.status)
         response = error.response()
-        response.headers["Connection"] = "close"  # what is left of the body is not worth reading
-        await response(scope, receive, send)
+        response.headers["Connection"] = "close"
+        await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+        await send({"type": "http.response.body", "body": response.body, "more_body": True})
+        if error.status != 408:  # there it is the client that sends nothing
+            await self._let_finish(receive)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _let_finish(self, receive) -> None:
+        """Throw away what the client still sends, for a moment. A connection that is closed before is reset, and
+        the system of a client that reads only once it has sent everything then throws our answer away."""
+        try:
+            async with asyncio.timeout(LINGER_S):
+                while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
+                    pass
+        except TimeoutError:
+            pass

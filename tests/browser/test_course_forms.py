@@ -57,7 +57,7 @@ def test_a_reader_unfolds_the_still_forms_then_answers_and_is_recorded(tmp_path,
             first += len(question.options)
             buttons.nth(number).click()
             cell.locator(f'b:text-is("{"答对了。" if number else "不对。"}")').first.wait_for(timeout=10000)
-        cell.locator("text=答对 4/5:过关。").wait_for(timeout=10000)
+        cell.locator("text=答对 4/5：过关。").wait_for(timeout=10000)
         assert not cell.locator("details").first.is_visible()  # the live form hides the still one
 
         clock = lab.page.locator(".jp-Cell").nth(2)

@@ -11,7 +11,7 @@ from tests.course_exercises.conftest import ROOT
 SOURCE = read_source(PATH)
 SAYS = {
     "en": ("ex01b: not written yet", "not the query heads", "✓ ex01b passed (50 cases)"),
-    "zh": ("ex01b:还没写", "不是 query 头", "✓ ex01b 通过(50 个用例)"),
+    "zh": ("ex01b：还没写", "不是 query 头", "✓ ex01b 通过（50 个用例）"),
 }
 
 

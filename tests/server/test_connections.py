@@ -146,6 +146,18 @@ def test_half_open_connections_are_cut(slots, monkeypatch):
     assert_works(slots)
 
 
+@pytest.mark.parametrize("settings", [{}, {"api_key": "k"}])
+def test_who_reads_only_after_sending_everything_still_gets_the_answer(settings):
+    """A connection closed while the client sends is reset, and its system would throw the answer away."""
+    with running(make_engine(), max_body_bytes=1000, **settings) as server:
+        with connect(server) as sock:
+            sock.sendall(post({"model": "tiny", "prompt": "a" * 3_000_000}))
+            time.sleep(0.3)  # what arrives after a reset is lost
+            answer = read_all(sock)
+        assert b" 413 " in answer.split(b"\r\n")[0] or (settings and b" 401 " in answer.split(b"\r\n")[0])
+        assert json.loads(answer.split(b"\r\n\r\n")[1])["error"]["message"]
+
+
 def test_a_body_that_never_comes_is_a_408():
     with running(make_engine(), body_timeout_s=0.2) as server:
         with connect(server, post(LONG)[:-5]) as sock:
