@@ -152,7 +152,7 @@ print("same for x and 7x:", torch.allclose(ours, rms_norm(x, torch.ones(576), 1e
 # <!-- zh -->
 # ### RoPE:位置就是角度
 #
-# q · k 这个分数,两个 token 摆在哪都一样。RoPE 把 **query** 和 **key** 里的每一对数(i, i + d/2)转一个角度:位置 × 这一对自己的转速 θ^(−2i/d),这里 θ = {{ int(config.rope_theta):,}}。V 不动。第一对每个 token 转 1 弧度,最后一对几乎不转。
+# q · k 这个分数,两个 token 摆在哪都一样。RoPE 把 **query** 和 **key** 里的每一对数 (i, i + d/2) 转一个角度:位置 × 这一对自己的转速 θ^(−2i/d),这里 θ = {{ int(config.rope_theta):,}}。V 不动。第一对每个 token 转 1 弧度,最后一对几乎不转。
 #
 # **先预测**:所有人的位置都加 1000,分数 q · k 会怎么变?
 
@@ -637,7 +637,7 @@ for name in ("smollm2-135m", "qwen3-0.6b", "qwen3-8b"):
 # the products with weights. (For a whole prompt, twice that length: its tokens see half of it on average.)
 #
 # <!-- zh -->
-# 这几个模型的参数主要是 MLP 和词表。所以 GQA 只给**权重**减掉一成,真正缩小的是**缓存**:这里分别是 3、2、4 倍,就是 头数 ÷ KV 头数。
+# 这几个模型的参数主要是 MLP 和词表。所以 GQA 只给**权重**减掉一成,真正缩小的是**缓存**:这里分别是 3、2、4 倍,就是「头数 ÷ KV 头数」。
 #
 # 而「平方级」的 attention 计算,在 Qwen3-8B 上,一个 token 要看 {{ even['qwen3-8b']:,}} 个 token,才和权重那部分一样多。(整段 prompt 得是两倍长:里面的 token 平均只看到一半。)
 

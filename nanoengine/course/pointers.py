@@ -22,6 +22,7 @@ from nanoengine.course.typography import chinese
 REFERENCE = re.compile(r"\b((?:[\w-]+/)+\w+\.py):([A-Za-z_][\w.]*\w)")
 _HEADER = re.compile(r'^# %%.*?\bid="([a-z0-9-]+)"')
 _HEADING = re.compile(r"^# #{1,6} +(.+)")
+_INNER_QUOTES = str.maketrans("「」", "『』")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def describe(pointer: str, lesson_name: str, lang: str, *, live: bool = True) ->
     if ":" not in pointer:
         section = sections(lesson_name).get(pointer)
         name = section.title[lang] if section else pointer
-        return f"「{name}」" if lang == "zh" else f"“{name}”"
+        return f"「{name.translate(_INNER_QUOTES)}」" if lang == "zh" else f"“{name}”"
     return str(ref(pointer)) if live and pointer.startswith("nanoengine/") else pointer
 
 
