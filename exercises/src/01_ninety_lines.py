@@ -1,7 +1,8 @@
 # %% [markdown] id="title"
 # # Exercises 01 · Ninety lines, one engine
 #
-# Two exercises, about 40 minutes. Write in the cells marked **yours**, run the check below each. Stuck?
+# Two exercises, about 40 minutes. Run the next cell first; then write in the cells marked **yours** and run
+# the check below each. Stuck?
 # `hint("ex01a")` gives one hint after another; the same hints are folded under each task.
 #
 # Lesson: [01 · Ninety lines, one engine](../lessons/01_ninety_lines.ipynb)
@@ -9,7 +10,7 @@
 # <!-- zh -->
 # # 练习 01 · 90 行,一个推理引擎
 #
-# 两道题,约 40 分钟。在标着 `# yours` 的格子里写,写完运行下面的检查。卡住了就运行 `hint("ex01a")`,一次给一条提示;同样的提示也折叠在每道题下面。
+# 两道题,约 40 分钟。先运行下一格,再在标着 `# yours` 的格子里写,写完运行下面的检查。卡住了就运行 `hint("ex01a")`,一次给一条提示;同样的提示也折叠在每道题下面。
 #
 # 课程:[01 · 90 行,一个推理引擎](../../lessons/zh/01_ninety_lines.ipynb)
 

@@ -1,7 +1,8 @@
 # %% [markdown] id="title"
 # # Exercises 02 · One forward pass
 #
-# Two exercises, about 35 minutes, numpy only. Write in the cells marked **yours**, run the check below each. Stuck?
+# Two exercises, about 35 minutes, numpy only. Run the next cell first; then write in the cells marked **yours** and run
+# the check below each. Stuck?
 # `hint("ex02a")` gives one hint after another; the same hints are folded under each task.
 #
 # Lesson: [02 · One forward pass](../lessons/02_forward_pass.ipynb)
@@ -9,7 +10,7 @@
 # <!-- zh -->
 # # 练习 02 · 一次前向:从权重到 logits
 #
-# 两道题,约 35 分钟,只用 numpy。在标着 `# yours` 的格子里写,写完运行下面的检查。卡住了就运行 `hint("ex02a")`,一次给一条提示;同样的提示也折叠在每道题下面。
+# 两道题,约 35 分钟,只用 numpy。先运行下一格,再在标着 `# yours` 的格子里写,写完运行下面的检查。卡住了就运行 `hint("ex02a")`,一次给一条提示;同样的提示也折叠在每道题下面。
 #
 # 课程:[02 · 一次前向:从权重到 logits](../../lessons/zh/02_forward_pass.ipynb)
 

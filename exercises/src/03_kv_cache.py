@@ -1,7 +1,8 @@
 # %% [markdown] id="title"
 # # Exercises 03 · Stop recomputing
 #
-# Two exercises, about 45 minutes. Write in the cells marked **yours**, run the check below each. Stuck?
+# Two exercises, about 45 minutes. Run the next cell first; then write in the cells marked **yours** and run
+# the check below each. Stuck?
 # `hint("ex03a")` gives one hint after another; the same hints are folded under each task.
 #
 # Lesson: [03 · Stop recomputing](../lessons/03_kv_cache.ipynb)
@@ -9,7 +10,7 @@
 # <!-- zh -->
 # # 练习 03 · KV cache:别再重算
 #
-# 两道题,约 45 分钟。在标着 `# yours` 的格子里写,写完运行下面的检查。卡住了就运行 `hint("ex03a")`,一次给一条提示;同样的提示也折叠在每道题下面。
+# 两道题,约 45 分钟。先运行下一格,再在标着 `# yours` 的格子里写,写完运行下面的检查。卡住了就运行 `hint("ex03a")`,一次给一条提示;同样的提示也折叠在每道题下面。
 #
 # 课程:[03 · KV cache:别再重算](../../lessons/zh/03_kv_cache.ipynb)
 

@@ -1,7 +1,8 @@
 # %% [markdown] id="title"
 # # Exercises 04 · Block tables
 #
-# Two exercises, about 35 minutes. Write in the cells marked **yours**, run the check below each. Stuck?
+# Two exercises, about 35 minutes. Run the next cell first; then write in the cells marked **yours** and run
+# the check below each. Stuck?
 # `hint("ex04a")` gives one hint after another; the same hints are folded under each task.
 #
 # Lesson: [04 · Block tables](../lessons/04_block_tables.ipynb)
@@ -9,7 +10,7 @@
 # <!-- zh -->
 # # 练习 04 · 分页 KV:块表与槽映射
 #
-# 两道题,约 35 分钟。在标着 `# yours` 的格子里写,写完运行下面的检查。卡住了就运行 `hint("ex04a")`,一次给一条提示;同样的提示也折叠在每道题下面。
+# 两道题,约 35 分钟。先运行下一格,再在标着 `# yours` 的格子里写,写完运行下面的检查。卡住了就运行 `hint("ex04a")`,一次给一条提示;同样的提示也折叠在每道题下面。
 #
 # 课程:[04 · 分页 KV:块表与槽映射](../../lessons/zh/04_block_tables.ipynb)
 

@@ -13,6 +13,10 @@ from nanoengine.doctor.check import PYTHON, Check, is_older, pip_install, requir
 CPU_TORCH = "--index-url https://download.pytorch.org/whl/cpu"
 
 
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
 def python() -> Check:
     detail = f"{platform.python_version()}, {sys.executable}"
     if os.environ.get("PYTHONDONTWRITEBYTECODE"):
@@ -41,7 +45,7 @@ def torch() -> Check:
         options = CPU_TORCH if sys.platform == "linux" and not shutil.which("nvidia-smi") else ""
         return Check("missing", f"{error}", pip_install(error.name or "torch", options=options))
     build = "CPU build" if torch.version.cuda is None else f"build for CUDA {torch.version.cuda}"
-    detail = f"{torch.__version__}, {build}, {torch.get_num_threads()} threads"
+    detail = f"{torch.__version__}, {build}, {_count(torch.get_num_threads(), 'thread')}"
     floor = required().get("torch", "0")
     if is_older(torch.__version__, floor):
         return Check("problem", f"{detail}: {floor} or newer is needed", pip_install("torch", options="--upgrade"))
@@ -95,7 +99,7 @@ def parallel() -> Check:
                      "nothing: one device does without")  # fmt: skip
     nccl = dist.is_nccl_available() and torch.cuda.is_available()
     over = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}, " if nccl else ""
-    return Check("ok", f"{over}gloo; {torch.cuda.device_count()} GPUs, {os.cpu_count()} cores")
+    return Check("ok", f"{over}gloo; {_count(torch.cuda.device_count(), 'GPU')}, {_count(os.cpu_count(), 'core')}")
 
 
 def attention() -> Check:
@@ -106,12 +110,12 @@ def attention() -> Check:
     here, works, others = pick_device("auto"), [], []
     for name in BACKENDS:
         try:
-            found = choose_backend(name, here).name
-            works.append(f"auto = {found}" if name == "auto" else found)
+            works.append(choose_backend(name, here).name)
         except (ValueError, ImportError):
             others.append(name)
     status = "ok" if "torch" in works else "problem"
-    detail = f"{', '.join(works)}" + (f"; not here: {', '.join(others)}" if others else "")
+    said = [f"{name} (chosen by auto)" if name == works[0] else name for name in dict.fromkeys(works)]
+    detail = ", ".join(said) + (f"; not here: {', '.join(others)}" if others else "")
     return Check(status, detail, "" if status == "ok" else "make setup")
 
 

@@ -39,6 +39,8 @@ def run_view(args) -> int:
     from nanoengine.trace import Trace
     from nanoengine.viz.page import trace_html
 
+    if not Path(args.file).is_file():
+        raise ValueError(f"there is no file {args.file}: trace.save(FILE) writes one; trace is what record() gave")
     page = trace_html(Trace.load(args.file), args.output or Path(args.file).with_suffix(".html"), args.lang)
     print(page, flush=True)
     _open(page.resolve().as_uri(), args)

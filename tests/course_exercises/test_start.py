@@ -149,7 +149,7 @@ class TestCommands:
         assert run("check", "ex01a") == "✓ ex01a passed (50 cases)\n"
         assert "✓ ex01a" in run("status")
         assert run("next").startswith("ex01b: The KV ledger of any card · 任意一张卡的 KV 账\n")
-        assert run("hint", "ex01b", "-L", "zh").startswith("提示 1/3:")
+        assert run("hint", "ex01b", "-L", "zh").startswith("提示 1/3：")
         assert run("hint", "ex01b").startswith("Hint 2 of 3:")
         assert "put back; what you had is 01_ninety_lines.before-reset-1.ipynb" in run("reset", "ex01a")
         assert "○ ex01a" in run("status")

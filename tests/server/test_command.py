@@ -86,3 +86,9 @@ def test_doctor_says_what_to_type_for_a_server(monkeypatch):
         assert word in missing.fix
     monkeypatch.setattr(serving, "version_of", lambda name: "0.1")
     assert _check().status == "problem"
+
+
+def test_a_trace_that_is_not_there_is_named_with_what_writes_one(capsys):
+    assert main(["trace", "view", "no-such.jsonl", "--no-open"]) == 2
+    said = capsys.readouterr().err
+    assert "there is no file no-such.jsonl" in said and "trace.save" in said
