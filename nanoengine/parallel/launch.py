@@ -11,6 +11,7 @@ import atexit
 import dataclasses
 import os
 import pickle
+import socket
 import time
 from datetime import timedelta
 from functools import cache
@@ -52,7 +53,7 @@ def make_leader(config: EngineConfig, *, model=None, load_format: str = "auto", 
 def _lead_here(config: EngineConfig, files: ModelFiles, sampler):
     size = config.tensor_parallel_size
     configs = [dataclasses.replace(config, device=device_of(config.device, rank, size)) for rank in range(size)]
-    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)  # port 0: a free one
+    store = _store_here()
     ranks = LocalRanks([Job(configs[rank], files, rank, HERE, store.port) for rank in range(1, size)])
     try:
         ranks.wait_until_they_listen()
@@ -63,10 +64,18 @@ def _lead_here(config: EngineConfig, files: ModelFiles, sampler):
         raise
 
 
+def _store_here() -> TCPStore:
+    """At a free port, for this machine alone: by itself a TCPStore listens on every address, and lets everyone in."""
+    with socket.create_server((HERE, 0)) as server:
+        port = server.getsockname()[1]
+        return TCPStore(HERE, port, is_master=True, wait_for_workers=False, timeout=TIMEOUT,
+                        master_listen_fd=server.detach())  # fmt: skip
+
+
 def _lead(config: EngineConfig, files, sampler, store: Store, ranks: Ranks, hostname, ranks_here: int):
     with ranks.guard():
         device = torch.device(config.device)
-        ranks.group = Group(store, 0, config.tensor_parallel_size, device, hostname)
+        ranks.connected(Group(store, 0, config.tensor_parallel_size, device, hostname))
     kind = LeadingRunner if device.type == "cpu" else LeadingGpuRunner
     return kind(config, model=files, sampler=sampler, group=ranks.group, ranks=ranks, ranks_here=ranks_here)
 
