@@ -98,6 +98,11 @@ class Leader:
             raise
         weakref.finalize(self, _forgotten, ranks)  # if nobody calls close()
 
+    @property
+    def failure(self) -> str | None:
+        """Why no step can be done any more, None while all is well."""
+        return self.ranks.failure
+
     def launch(self, batch: Batch):
         self.ranks.check()
         return super().launch(batch)

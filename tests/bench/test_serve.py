@@ -116,7 +116,8 @@ def _answering(*lines: str, status: int = 200) -> httpx.MockTransport:
 TOKEN = 'data: {"choices": [{"delta": {"content": "a"}}]}'
 END = 'data: {"choices": [{"delta": {}, "finish_reason": "length"}]}'
 USAGE = 'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}'
-STRANGE = ("[1]", '{"prompt_tokens": null, "completion_tokens": null}', '{"prompt_tokens": "7", "completion_tokens": NaN}',
+STRANGE = ("[1]", '{"prompt_tokens": null, "completion_tokens": null}',
+           '{"prompt_tokens": "7", "completion_tokens": NaN}',
            '{"prompt_tokens": 7, "completion_tokens": -3}')  # fmt: skip
 LAST = USAGE.replace("[]", '[{"text": "", "finish_reason": "stop"}]')
 
