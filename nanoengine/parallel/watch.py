@@ -40,6 +40,7 @@ class Ranks:
     def __init__(self) -> None:
         self.failure: str | None = None
         self.group: Group | None = None  # set once it stands
+        self._stopping = False
         self._failed, self._lock, self._owner = threading.Event(), threading.Lock(), os.getpid()
 
     @property
@@ -61,6 +62,8 @@ class Ranks:
 
     def waiting(self, seconds: float) -> None:
         """Called each second that rank 0 waits for the others: a wait that nobody understands looks like a hang."""
+        if self._stopping and seconds >= GRACE_S:  # close() while another thread waits for a step that does not end
+            raise PeerLost("the ranks do not hear that this is the end")
         if seconds < FIRST_WORD_S or (seconds - FIRST_WORD_S) % NEXT_WORD_S >= 1:
             return
         where = self._whereabouts()
@@ -163,7 +166,6 @@ class LocalRanks(Ranks):
 
     def __init__(self, jobs: list):
         super().__init__()
-        self._stopping = False
         self.children = [self._start(rank, job) for rank, job in enumerate(jobs, 1)]
         for child in self.children:
             threading.Thread(target=self._watch, args=(child,), name=f"rank-{child.rank}", daemon=True).start()
@@ -207,6 +209,7 @@ class LocalRanks(Ranks):
                 child.hello.set()
             else:
                 child.notes.append((kind, text))
+        child.process.stdout.close()
         child.code = child.process.wait()
         if not self._stopping:
             time.sleep(ECHO_S)
@@ -249,7 +252,7 @@ class TorchrunRanks(Ranks):
 
     def __init__(self, store, size: int):
         super().__init__()
-        self._store, self._ranks, self._stopping = store, size, False
+        self._store, self._ranks = store, size
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def _size(self) -> int:
