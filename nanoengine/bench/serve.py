@@ -112,7 +112,7 @@ def measure(target: Target, load: Load, prompts, *, slo: Slo | None = None, seed
               "loop": "closed" if load.due is None else "open", "concurrency": options.get("concurrency"), "seed": seed,
               **summarise(timings, slo), "timings": timings}  # fmt: skip
     if result["failed"] == len(timings):
-        said = f"; the server says: {result['said']}" if result["said"] else ""
+        said = f"; in words: {result['said']}" if result["said"] else ""
         raise RuntimeError(f"no request succeeded at {target.endpoint}: {result['errors']}{said}")
     result["longer_than_asked"] = sum(timing.error is None and timing.num_output > asked
                                       for timing, asked in zip(timings, load.output_lens, strict=True))  # fmt: skip
@@ -149,7 +149,7 @@ def show(result: dict) -> str:
     if bounds:
         lines.append(f"\ngoodput {result['goodput_per_s']:.2f} requests/s ({bounds})")
     if result["failed"] and result["said"]:
-        lines.append(f"\nThe server's words about a failure: {result['said']}")
+        lines.append(f"\nIn words: {result['said']}")
     if result["without_usage"]:
         lines.append(f"\n{result['without_usage']} answers came without usage: their prompt tokens are as asked, their "
                      "output tokens as pieces were counted.")  # fmt: skip

@@ -81,8 +81,8 @@ async def ask(client: httpx.AsyncClient, target: Target, prompt, max_tokens: int
                 timing.error, timing.said = f"HTTP {response.status_code}", _said(await response.aread())
                 return
             await _read(response, timing, began)
-    except httpx.HTTPError as error:
-        timing.error = type(error).__name__
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        timing.error, timing.said = type(error).__name__, str(error)[:300] or None
     finally:
         timing.ended = time.perf_counter() - began
     if timing.error is None and not timing.chunks:
@@ -110,14 +110,14 @@ async def _read(response: httpx.Response, timing: Timing, began: float) -> None:
             if any(_text(choice) for choice in choices):
                 timing.chunks.append(now)
             whole = whole or any(choice.get("finish_reason") for choice in choices)
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, TypeError, RecursionError):
             timing.error = "an event that is not an object of OpenAI's API"
             return
     if not whole:
         timing.error = "the answer was cut: no finish_reason came"
-    timing.has_usage, usage = usage is not None, usage or {}
-    timing.num_prompt = usage.get("prompt_tokens", timing.num_prompt)
-    timing.num_output = usage.get("completion_tokens", len(timing.chunks))
+    counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")] if isinstance(usage, dict) else [None]
+    timing.has_usage = all(type(count) is int and count >= 0 for count in counts)
+    timing.num_prompt, timing.num_output = counts if timing.has_usage else (timing.num_prompt, len(timing.chunks))
 
 
 def _said(body: bytes) -> str:

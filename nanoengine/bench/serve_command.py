@@ -51,6 +51,7 @@ def run_serve(args) -> int:
     from nanoengine.bench.serve_client import Target
 
     load = _load(args)
+    _check(args)
     slo = serve.Slo(*(None if ms is None else ms / 1e3 for ms in (args.slo_ttft, args.slo_tpot, args.slo_e2e)))
     for path in filter(None, (args.csv, args.plot, args.json)):
         with open(path, "a", encoding="utf-8"):  # a folder that is not there: say so before measuring for minutes
@@ -106,6 +107,28 @@ def _load(args):
     if args.trace is not None:
         return read_trace(args.trace, rate=args.rate, seed=args.seed)
     return drawn(args.num_requests, tuple(args.input_len), tuple(args.output_len), rate=args.rate, seed=args.seed)
+
+
+def _check(args) -> None:
+    """What would else be found out after minutes, or by every request alone."""
+    for name in ("timeout", "slo_ttft", "slo_tpot", "slo_e2e"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value:g}")
+    if args.warm_up < 0:
+        raise ValueError(f"--warm-up must be at least 0, got {args.warm_up}")
+    if not args.url.startswith(("http://", "https://")):
+        raise ValueError(f"--url must begin with http:// or https://, got {args.url!r}")
+    key = args.api_key or os.environ.get(KEY_VARIABLE) or ""
+    if not (key.isascii() and (key.isprintable() or not key)) or key != key.strip():
+        raise ValueError(f"the API key (--api-key, or {KEY_VARIABLE}) must hold visible ASCII characters, without a "
+                         "space at either end")  # fmt: skip
+    if args.plot:
+        from matplotlib.backend_bases import FigureCanvasBase
+
+        kind = os.path.splitext(args.plot)[1][1:].lower()
+        if kind not in FigureCanvasBase.get_supported_filetypes():
+            raise ValueError(f"--plot {args.plot}: a file ending in .svg, .png or .pdf is wanted")
 
 
 def _write(args, result: dict) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -22,6 +23,7 @@ from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo, Store
 TIMEOUT = timedelta(minutes=30)  # for a rank that lives, but does not come (loading a large model takes a while)
 CONNECT_HERE = timedelta(seconds=25)  # for ranks of one machine that are known to be there
 FOR_EVER = timedelta(days=3650)  # an engine may have nothing to do
+SLICE = timedelta(seconds=1)  # so long rank 0 waits at a time: Python hears Ctrl-C only in between
 HEADER = 8  # bytes that say how long a message is
 FIRST_PIECE = 2**15  # bytes of it that travel along with them: most messages are shorter
 
@@ -35,12 +37,14 @@ class Group:
 
     store: where the ranks find each other. device: where this rank computes. hostname: the address to
     listen on; None leaves it to gloo (GLOO_SOCKET_IFNAME chooses the network interface).
+    while_waiting: if set, called with the seconds that a CPU's collective has taken so far, each second.
     Errors: PeerLost from every call but abort and close.
     """
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device, hostname: str | None = None):
         self.rank, self.size, self.device = rank, size, device
         self._nccl = None
+        self.while_waiting: Callable[[float], None] | None = None
         with _peers():
             self._cpu = _gloo(PrefixStore("cpu", store), rank, size, hostname)
             self._tensors = self._cpu
@@ -52,36 +56,37 @@ class Group:
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` added up over the ranks, in place."""
         with _peers():
-            dist.all_reduce(x, group=self._tensors)
+            self._wait(dist.all_reduce(x, group=self._tensors, async_op=self._waits))
         return x
 
     def gather(self, x: torch.Tensor) -> torch.Tensor | None:
         """[size, *x.shape] on rank 0, None on the others."""
         whole = x.new_empty(self.size, *x.shape) if self.rank == 0 else None
         with _peers():
-            dist.gather(x.contiguous(), None if whole is None else list(whole), group_dst=0, group=self._tensors)
+            rows = None if whole is None else list(whole)
+            self._wait(dist.gather(x.contiguous(), rows, group_dst=0, group=self._tensors, async_op=self._waits))
         return whole
 
     def share(self, x: torch.Tensor) -> torch.Tensor:
         """Rank 0's ``x``, written over the others'."""
         with _peers():
-            dist.broadcast(x, group_src=0, group=self._tensors)
+            self._wait(dist.broadcast(x, group_src=0, group=self._tensors, async_op=self._waits))
         return x
 
     # numbers and objects
 
     def smallest(self, number: int) -> int:
-        x = torch.tensor([number])
+        x = torch.tensor([number], device="cpu")
         with _peers():
-            dist.all_reduce(x, op=dist.ReduceOp.MIN, group=self._cpu)
+            self._wait(dist.all_reduce(x, op=dist.ReduceOp.MIN, group=self._cpu, async_op=True))
         return int(x)
 
     def collect(self, numbers: list[int]) -> list[list[int]] | None:
         """Each rank's numbers, by rank, on rank 0."""
-        x = torch.tensor(numbers)
+        x = torch.tensor(numbers, device="cpu")
         rows = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else None
         with _peers():
-            dist.gather(x, rows, group_dst=0, group=self._cpu)
+            self._wait(dist.gather(x, rows, group_dst=0, group=self._cpu, async_op=True))
         return None if rows is None else [row.tolist() for row in rows]
 
     def send(self, message: Any) -> None:
@@ -110,7 +115,31 @@ class Group:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor, options.timeout = 0, 0, timeout
         with _peers():
-            self._cpu.broadcast([torch.frombuffer(data, dtype=torch.uint8)], options).wait()
+            self._wait(self._cpu.broadcast([torch.frombuffer(data, dtype=torch.uint8)], options))
+
+    @property
+    def _waits(self) -> bool:
+        """True where a collective of tensors is waited for here. On a GPU it is queued, and the queue waits."""
+        return self._tensors is self._cpu
+
+    def _wait(self, work: dist.Work | None) -> None:
+        if work is None:
+            return
+        if self.rank:
+            work.wait()
+            return
+        waited = 0.0
+        while True:
+            try:
+                work.wait(SLICE)
+                return
+            except RuntimeError:
+                if work.is_completed():  # with an error of its own, or well and just now
+                    work.wait()
+                    return
+            waited += SLICE.total_seconds()
+            if self.while_waiting is not None:
+                self.while_waiting(waited)
 
     # the end
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import logging
 import os
 import pickle
+import socket
+import threading
 import time
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 
@@ -28,9 +32,13 @@ from nanoengine.parallel.split import check_split
 from nanoengine.parallel.watch import LocalRanks, Ranks, TorchrunRanks, report_failure
 from nanoengine.parallel.worker import ALL_LISTEN, Job, serve
 
+log = logging.getLogger(__name__)
+
 HERE = "127.0.0.1"
 THE_END = b"end"  # in the place of a job
 LAST_WORDS_S = 3.0
+ALONE_S = 10.0  # after so long without the others a process says that it believes to be under torchrun
+VARIABLES = "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
 
 
 def make_leader(config: EngineConfig, *, model=None, load_format: str = "auto", sampler=None, attention=None):
@@ -52,7 +60,7 @@ def make_leader(config: EngineConfig, *, model=None, load_format: str = "auto", 
 def _lead_here(config: EngineConfig, files: ModelFiles, sampler):
     size = config.tensor_parallel_size
     configs = [dataclasses.replace(config, device=device_of(config.device, rank, size)) for rank in range(size)]
-    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)  # port 0: a free one
+    store = _store_here()
     ranks = LocalRanks([Job(configs[rank], files, rank, HERE, store.port) for rank in range(1, size)])
     try:
         ranks.wait_until_they_listen()
@@ -63,10 +71,27 @@ def _lead_here(config: EngineConfig, files: ModelFiles, sampler):
         raise
 
 
+def _store_here() -> TCPStore:
+    """At a free port, for this machine alone: by itself a TCPStore listens on every address, and lets everyone in.
+
+    Errors: OSError where a machine cannot reach itself; torch.distributed would try for half an hour.
+    """
+    with socket.create_server((HERE, 0)) as server:
+        port = server.getsockname()[1]
+        try:
+            with socket.create_connection((HERE, port), 5), server.accept()[0]:
+                pass
+        except OSError as error:
+            raise OSError(f"the ranks of one machine talk over {HERE}, which cannot be reached ({error}): is its "
+                          "loopback interface up? `ip link set lo up`") from None  # fmt: skip
+        return TCPStore(HERE, port, is_master=True, wait_for_workers=False, timeout=TIMEOUT,
+                        master_listen_fd=server.detach())  # fmt: skip
+
+
 def _lead(config: EngineConfig, files, sampler, store: Store, ranks: Ranks, hostname, ranks_here: int):
     with ranks.guard():
         device = torch.device(config.device)
-        ranks.group = Group(store, 0, config.tensor_parallel_size, device, hostname)
+        ranks.connected(Group(store, 0, config.tensor_parallel_size, device, hostname))
     kind = LeadingRunner if device.type == "cpu" else LeadingGpuRunner
     return kind(config, model=files, sampler=sampler, group=ranks.group, ranks=ranks, ranks_here=ranks_here)
 
@@ -92,7 +117,11 @@ def under_torchrun(size: int) -> bool:
     """True if this process is one of ``size`` that torchrun started. ValueError if it started another number."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         return False
-    started = int(os.environ["WORLD_SIZE"])
+    try:
+        started = int(os.environ["WORLD_SIZE"])
+    except ValueError:
+        raise ValueError(f"WORLD_SIZE={os.environ['WORLD_SIZE']!r} is not a number: if no torchrun has started this "
+                         f"process, unset {VARIABLES}") from None  # fmt: skip
     if started not in (1, size):
         raise ValueError(
             f"tensor_parallel_size={size}, but torchrun has started WORLD_SIZE={started} processes: they must be equal"
@@ -104,7 +133,8 @@ def _lead_under_torchrun(config: EngineConfig, files: ModelFiles, sampler):
     rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     own = lambda config: dataclasses.replace(config, device=device_of(config.device, local_rank, ranks_here))  # noqa: E731
-    store = _torchrun_store()
+    with _told_if_alone():
+        store = _torchrun_store()
     if rank:
         _serve_engines(store, rank, own, ranks_here)
         raise SystemExit(0)
@@ -112,10 +142,26 @@ def _lead_under_torchrun(config: EngineConfig, files: ModelFiles, sampler):
     ranks = TorchrunRanks(_of(store, number), config.tensor_parallel_size)
     store.set(f"job {number}", pickle.dumps((config, files)))
     try:
-        return _lead(own(config), files, sampler, _of(store, number), ranks, None, ranks_here)
+        with _told_if_alone():
+            return _lead(own(config), files, sampler, _of(store, number), ranks, None, ranks_here)
     except BaseException:
         ranks.stop()
         raise
+
+
+@contextmanager
+def _told_if_alone():
+    """Such variables may be another tool's, and then nobody comes; the wait is torch.distributed's, and silent."""
+    text = (f"rank {os.environ['RANK']} waits for the {os.environ['WORLD_SIZE']} ranks of torchrun at "
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}, or for their model; if no torchrun has started "
+            f"this process, end it and unset {VARIABLES}")  # fmt: skip
+    timer = threading.Timer(ALONE_S, log.warning, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _serve_engines(store: Store, rank: int, own, ranks_here: int) -> None:

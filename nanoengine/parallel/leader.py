@@ -6,6 +6,7 @@ It lives in the caller's process, with scheduler, block manager and sampler; the
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from dataclasses import dataclass
@@ -33,14 +34,45 @@ class RankFacts:
     kv_bytes: int
 
 
-def prepare(device: str, ranks_here: int) -> int:
-    """Make ``device`` the current one; CPU ranks share the cores. Returns the number of threads before."""
-    before = torch.get_num_threads()
+def prepare(device: str, ranks_here: int) -> None:
+    """Make ``device`` the current one; CPU ranks share the cores."""
     if device == "cpu":
-        torch.set_num_threads(max(1, before // ranks_here))
+        torch.set_num_threads(max(1, torch.get_num_threads() // ranks_here))
     else:
         torch.cuda.set_device(device)
-    return before
+
+
+class Threads:
+    """torch's number of threads in a process that leads engines: given back when the last of them ends.
+
+    They may end in another order than they began, so that none of them can know what to give back.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._engines, self._before = threading.RLock(), set(), 0
+
+    def share(self, engine: object, device: str, ranks_here: int) -> None:
+        with self._lock:
+            if self._engines:
+                torch.set_num_threads(self._before)
+            self._before = torch.get_num_threads()
+            self._engines.add(engine)
+            prepare(device, ranks_here)
+
+    def give_back(self, engine: object) -> None:
+        with self._lock:
+            if engine in self._engines:
+                self._engines.remove(engine)
+                if not self._engines:
+                    torch.set_num_threads(self._before)
+
+
+THREADS = Threads()
+
+
+def _forgotten(ranks: Ranks) -> None:
+    ranks.kill()
+    THREADS.give_back(ranks)
 
 
 def facts(runner: ModelRunner) -> list[int]:
@@ -56,15 +88,20 @@ class Leader:
 
     def __init__(self, config: EngineConfig, *, group: Group, ranks: Ranks, ranks_here: int, **parts):
         self.ranks, self._sender = ranks, StepSender(config.max_num_seqs)
-        self._threads_before = prepare(config.device, ranks_here)
+        THREADS.share(ranks, config.device, ranks_here)
         try:
             with ranks.guard():
                 super().__init__(config, group=group, **parts)
                 self.facts = [RankFacts(*row) for row in group.collect(facts(self))]
         except BaseException:
-            torch.set_num_threads(self._threads_before)
+            THREADS.give_back(ranks)
             raise
-        weakref.finalize(self, ranks.kill)  # if nobody calls close()
+        weakref.finalize(self, _forgotten, ranks)  # if nobody calls close()
+
+    @property
+    def failure(self) -> str | None:
+        """Why no step can be done any more, None while all is well."""
+        return self.ranks.failure
 
     def launch(self, batch: Batch):
         self.ranks.check()
@@ -85,8 +122,9 @@ class Leader:
     def close(self) -> None:
         self.ranks.stop(lambda: self.group.send(None))
         super().close()
-        self.group.close()
-        torch.set_num_threads(self._threads_before)
+        if not self.ranks.is_fork:
+            self.group.close()
+        THREADS.give_back(self.ranks)
 
 
 class LeadingRunner(Leader, ModelRunner):

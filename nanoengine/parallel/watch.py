@@ -7,6 +7,7 @@ cannot be brought back into step. ``failure`` then says who and why, and every l
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import signal
@@ -19,11 +20,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from nanoengine.parallel.group import Group, PeerLost
+
+log = logging.getLogger(__name__)
 
 GRACE_S = 10.0  # for a rank to end by itself, or for the cause of a lost connection to become known
 ECHO_S = 0.3  # one rank's end makes the others fail: so long their reports may take to come in
 ADVICE = "close() this LLM and make a new one"
+FIRST_WORD_S, NEXT_WORD_S = 10, 60  # a rank that does not come: after so long, and then so often, it is told
+STOPPED = "is stopped"
+BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from nanoengine.parallel.worker import main; main()"
 
 
 class Ranks:
@@ -32,12 +40,38 @@ class Ranks:
     def __init__(self) -> None:
         self.failure: str | None = None
         self.group: Group | None = None  # set once it stands
-        self._failed, self._lock = threading.Event(), threading.Lock()
+        self._stopping = False
+        self._failed, self._lock, self._owner = threading.Event(), threading.Lock(), os.getpid()
+
+    @property
+    def is_fork(self) -> bool:
+        """True in a fork of the process that leads the ranks: connections without the threads that serve them."""
+        return os.getpid() != self._owner
 
     def check(self) -> None:
         """RuntimeError if a rank has failed."""
+        if self.is_fork:
+            raise RuntimeError(f"this LLM's ranks listen to process {self._owner}, of which this one is a fork: make "
+                               "an LLM of its own here")  # fmt: skip
         if self.failure is not None:
             raise RuntimeError(self.failure)
+
+    def connected(self, group: Group) -> None:
+        """From now on ``group`` is what the ranks are told by."""
+        self.group, group.while_waiting = group, self.waiting
+
+    def waiting(self, seconds: float) -> None:
+        """Called each second that rank 0 waits for the others: a wait that nobody understands looks like a hang."""
+        if self._stopping and seconds >= GRACE_S:  # close() while another thread waits for a step that does not end
+            raise PeerLost("the ranks do not hear that this is the end")
+        if seconds < FIRST_WORD_S or (seconds - FIRST_WORD_S) % NEXT_WORD_S >= 1:
+            return
+        where = self._whereabouts()
+        if seconds >= NEXT_WORD_S or STOPPED in where:  # to load a model takes its time
+            log.warning("waiting for the other ranks since %.0f s: %s. Ctrl-C, pressed twice, ends it.", seconds, where)
+
+    def _whereabouts(self) -> str:
+        return "none has ended"
 
     def fail(self, reason: str) -> None:
         """Note the first reason, and release whoever waits for the ranks. From any thread."""
@@ -107,6 +141,16 @@ class Child:
         return f"{name} ended with exit code {self.code}"
 
     @property
+    def state(self) -> str:
+        try:
+            status = psutil.Process(self.process.pid).status()
+        except psutil.Error:
+            return "has ended"
+        if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+            return f"{STOPPED} (`kill -CONT {self.process.pid}` lets it go on)"
+        return f"is {status}"
+
+    @property
     def is_cause(self) -> bool:
         """False if it only noticed that another rank was gone."""
         return not (self.notes and self.notes[-1][0] == "lost")
@@ -122,17 +166,18 @@ class LocalRanks(Ranks):
 
     def __init__(self, jobs: list):
         super().__init__()
-        self._stopping, self._owner = False, os.getpid()
         self.children = [self._start(rank, job) for rank, job in enumerate(jobs, 1)]
         for child in self.children:
             threading.Thread(target=self._watch, args=(child,), name=f"rank-{child.rank}", daemon=True).start()
 
     def _start(self, rank: int, job) -> Child:
-        root = str(Path(__file__).parents[2])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        # It finds its modules where this process does: in the folder that it happens to run in there may be a
+        # random.py. A process group of its own keeps Ctrl-C, which is for rank 0, from it; and if it is stopped
+        # when its parent dies, the system wakes it (it has become an orphaned group), so that it can end.
+        root, path = str(Path(__file__).parents[2]), [entry for entry in sys.path if isinstance(entry, str)]
         process = subprocess.Popen(
-            [sys.executable, "-m", "nanoengine.parallel.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            [sys.executable, "-c", BOOTSTRAP, *([] if root in path else [root]), *path],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=None if os.name == "nt" else 0,
         )  # fmt: skip
         try:
             process.stdin.write(pickle.dumps(job))
@@ -146,17 +191,25 @@ class LocalRanks(Ranks):
 
     def wait_until_they_listen(self) -> None:
         """RuntimeError if one ends before."""
+        began = time.monotonic()
         for child in self.children:
-            while not child.hello.wait(0.1):
+            while not child.hello.wait(1.0):
                 self.check()
+                self.waiting(time.monotonic() - began)
 
     def _watch(self, child: Child) -> None:
         for line in child.process.stdout:
-            kind, text = json.loads(line)
+            try:
+                kind, text = json.loads(line)
+            except (ValueError, TypeError):  # something prints when Python starts, a sitecustomize say
+                if line.strip():
+                    print(line.decode(errors="replace").rstrip(), file=sys.stderr)
+                continue
             if kind == "hello":
                 child.hello.set()
             else:
                 child.notes.append((kind, text))
+        child.process.stdout.close()
         child.code = child.process.wait()
         if not self._stopping:
             time.sleep(ECHO_S)
@@ -164,7 +217,7 @@ class LocalRanks(Ranks):
             self.fail(max(ended, key=lambda c: c.is_cause).story)
 
     def kill(self) -> None:
-        if os.getpid() != self._owner:  # a fork of the process that owns them
+        if self.is_fork:
             return
         self._stopping = True
         for child in self.children:
@@ -172,6 +225,8 @@ class LocalRanks(Ranks):
                 child.process.kill()
 
     def stop(self, goodbye=None) -> None:
+        if self.is_fork:
+            return
         if self._stopping or goodbye is None:
             self.kill()
         else:
@@ -188,13 +243,16 @@ class LocalRanks(Ranks):
                 child.process.wait()
             child.process.stdin.close()
 
+    def _whereabouts(self) -> str:
+        return ", ".join(f"rank {child.rank} (process {child.process.pid}) {child.state}" for child in self.children)
+
 
 class TorchrunRanks(Ranks):
     """Ranks that torchrun started and looks after: it ends all when one ends. Their tracebacks come by the store."""
 
     def __init__(self, store, size: int):
         super().__init__()
-        self._store, self._ranks, self._stopping = store, size, False
+        self._store, self._ranks = store, size
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def _size(self) -> int:
@@ -211,7 +269,7 @@ class TorchrunRanks(Ranks):
                 return
 
     def stop(self, goodbye=None) -> None:
-        if not self._stopping and self.failure is None and goodbye is not None:
+        if not self._stopping and not self.is_fork and self.failure is None and goodbye is not None:
             goodbye()
         self._stopping = True
 

@@ -1,8 +1,8 @@
 """The other ranks: build the same runner, then do every step that rank 0 sends.
 
-``python -m nanoengine.parallel.worker`` is for parallel.watch.LocalRanks, which writes a pickled Job to its stdin
-and reads lines of JSON, [kind, text], from its stdout: "hello", then nothing unless it fails ("error", or "lost"
-if another rank did).
+``main`` is for parallel.watch.LocalRanks, which starts a process for it, writes a pickled Job to its stdin and reads
+lines of JSON, [kind, text], from its stdout: "hello", then nothing unless it fails ("error", or "lost" if another
+rank did).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
     parent = os.getppid()
 
     def tell(kind: str, text: str = "") -> None:
-        print(json.dumps([kind, text]), file=control, flush=True)
+        print("\n" + json.dumps([kind, text]), file=control, flush=True)  # what others printed may have no end of line
 
     from nanoengine.parallel.group import FOR_EVER, Group, PeerLost
     from nanoengine.parallel.leader import prepare
@@ -93,7 +93,3 @@ def _end_with_parent(parent: int) -> None:
         while not select.select([sys.stdin.fileno()], [], [], 1.0)[0] and os.getppid() == parent:
             pass
     os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -116,6 +116,9 @@ def _answering(*lines: str, status: int = 200) -> httpx.MockTransport:
 TOKEN = 'data: {"choices": [{"delta": {"content": "a"}}]}'
 END = 'data: {"choices": [{"delta": {}, "finish_reason": "length"}]}'
 USAGE = 'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}'
+STRANGE = ("[1]", '{"prompt_tokens": null, "completion_tokens": null}',
+           '{"prompt_tokens": "7", "completion_tokens": NaN}',
+           '{"prompt_tokens": 7, "completion_tokens": -3}')  # fmt: skip
 LAST = USAGE.replace("[]", '[{"text": "", "finish_reason": "stop"}]')
 
 
@@ -123,7 +126,8 @@ LAST = USAGE.replace("[]", '[{"text": "", "finish_reason": "stop"}]')
     ("lines", "tokens"),
     [([TOKEN, END, "data: [DONE]"], None), ([": comment", TOKEN, END, "data: [DONE]"], None),
      ([TOKEN, END, USAGE, "data: [DONE]"], (7, 3)), ([TOKEN, LAST], (7, 3)),  # transformers: no [DONE]
-     ([TOKEN, 'data: {"choices": null}', END], None)],
+     ([TOKEN, 'data: {"choices": null}', END], None),
+     *(([TOKEN, END, f'data: {{"choices": [], "usage": {usage}}}'], None) for usage in STRANGE)],
 )  # fmt: skip
 def test_answers_of_other_servers(lines, tokens):
     load, target = Load([1, 1], [4, 4]), Target("http://x/v1", "m", chat=True)
@@ -141,7 +145,8 @@ def test_answers_of_other_servers(lines, tokens):
      ([END, "data: [DONE]"], "no text"), (["data: ?"], "not an object"),
      ([TOKEN, 'data: {"error": {"code": "shutting_down"}}'], "shutting_down"),
      ([TOKEN, 'data: {"error": "out of memory"}'], "out of memory"), ([TOKEN, "data: [1]"], "not an object"),
-     ([TOKEN, 'data: {"choices": [1]}'], "not an object")],
+     ([TOKEN, 'data: {"choices": [1]}'], "not an object"), (['data: {"choices": 5}'], "not an object"),
+     (["data: " + "[" * 200_000], "not an object")],
 )  # fmt: skip
 def test_answers_that_are_failures(lines, error):
     with pytest.raises(RuntimeError, match=error):
@@ -187,10 +192,11 @@ def test_a_server_that_refuses_or_is_not_there(capsys):
 @pytest.mark.parametrize(
     "options",
     [["--rate", "0"], ["--num-requests", "0"], ["--input-len", "5", "2"], ["--concurrency", "0"],
-     ["--chat", "--vocab-size", "5"], ["--trace", "no_such_file"]],
+     ["--chat", "--vocab-size", "5"], ["--trace", "no_such_file"], ["--timeout", "0"], ["--slo-ttft", "nan"],
+     ["--warm-up", "-1"], ["--url", "127.0.0.1:9/v1"], ["--api-key", "schl\u00fcssel"], ["--plot", "a.xyz"]],
 )  # fmt: skip
 def test_bad_options_are_refused_before_anything_is_sent(options, capsys):
     began = time.monotonic()
     assert main(["bench", "serve", "--url", "http://127.0.0.1:9/v1", *options]) == 2
-    assert "does not answer" not in capsys.readouterr().err
+    assert "Is the server there" not in capsys.readouterr().err
     assert time.monotonic() - began < 20  # the client waits 30 s for a server

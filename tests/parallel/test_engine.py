@@ -16,9 +16,10 @@ ENGINES = {
     "tiny-llama, 4": ("tiny-llama", 4, DUMMY | dict(overlap=1)),
     "tiny-qwen3, 2": ("tiny-qwen3", 2, DUMMY | dict(overlap=1)),
     "tiny-qwen3, 4": ("tiny-qwen3", 4, DUMMY | dict(policy="prefill_first")),
-    "smollm2, 3": (None, 3, SMALL),
+    "smollm2, 3": (None, 3, SMALL | dict(num_blocks=18, max_num_batched_tokens=61)),
 }
-ROWS, PROMPT, LENGTH = 86, 8, 14  # chunked prompts; 86 x 6 steps are compared: few steps of many rows are quickest
+PROMPT, LENGTH = 8, 14  # chunked prompts; rows x 6 logits are compared: few steps of many rows are quickest
+ROWS = {None: 10, "tiny-llama": 86, "tiny-qwen3": 86}  # SmolLM2 adds trained weights and 3 ranks, at 100 times the work
 MIXED = [SamplingParams(temperature=0, max_tokens=7, ignore_eos=True), SamplingParams(seed=3, max_tokens=5),
          SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=6),
          SamplingParams(seed=5, top_p=0.8, max_tokens=6),
@@ -51,7 +52,7 @@ def texts(count, vocab=1000):
 
 def observe(name, size, settings):
     """What one engine does: tokens of a mixed batch, the same from the cache, logits of forced texts, and facts."""
-    teacher, forced = Teacher(), texts(ROWS)
+    teacher, forced = Teacher(), texts(ROWS[name])
     prompts = [(text + text)[: 13 + 3 * i] for i, text in enumerate(texts(5))]
     seen = {}
     with LLM(name, tensor_parallel_size=size, dtype="float32", sampler=teacher, **settings) as llm:
@@ -77,7 +78,7 @@ def test_as_one_rank(which):
     found, parallel_logits, facts, *_ = observe(name, size, settings)
     assert wanted["hits"] > 0 and wanted["preemptions"] > 0
     assert found == wanted
-    assert parallel_logits.keys() == logits.keys() and len(logits) >= 512
+    assert parallel_logits.keys() == logits.keys() and len(logits) >= (LENGTH - PROMPT) * ROWS[name]
     decided = 0
     for key, row in parallel_logits.items():
         assert (row - logits[key]).abs().max() < BOUND, key

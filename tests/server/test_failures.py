@@ -51,6 +51,17 @@ def test_steps_that_always_fail_end_their_requests_and_the_engine_goes_on():
     assert serve(engine, main) == [(expected_output([3], 5, VOCAB), "length")]
 
 
+def test_a_runner_that_is_lost_for_ever_ends_the_engine_at_its_first_failure(slots):
+    """So that /health says it, and whoever looks after the server starts a new one."""
+    runner = slots.engine.runner
+    with slots.client() as client:
+        runner.failure, runner.failures = "rank 1 was killed", 2
+        assert assert_error(ask(client), 503)["code"] == "engine_failed"
+        until(lambda: client.get("/health").status_code == 503)
+        assert_error(ask(client), 503)
+    assert runner.failures == 1, "a step was tried again"
+
+
 def test_a_request_that_ends_in_a_failing_step_has_ended():
     class Observer:
         """Raises in the step in which the first request ends: after its end was written, before it is reported."""
