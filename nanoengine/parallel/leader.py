@@ -71,7 +71,7 @@ THREADS = Threads()
 
 
 def _forgotten(ranks: Ranks) -> None:
-    ranks.kill()
+    ranks.forget()
     THREADS.give_back(ranks)
 
 

@@ -115,6 +115,10 @@ class Ranks:
     def kill(self) -> None:
         """End the processes that are ours to end."""
 
+    def forget(self) -> None:
+        """The end where nobody called close(); most often Python's own."""
+        self.kill()
+
     def stop(self, goodbye) -> None:
         """The orderly end. goodbye: () -> None, tells the other ranks."""
 
@@ -167,8 +171,10 @@ class LocalRanks(Ranks):
     def __init__(self, jobs: list):
         super().__init__()
         self.children = [self._start(rank, job) for rank, job in enumerate(jobs, 1)]
-        for child in self.children:
-            threading.Thread(target=self._watch, args=(child,), name=f"rank-{child.rank}", daemon=True).start()
+        self._watchers = [threading.Thread(target=self._watch, args=(child,), name=f"rank-{child.rank}", daemon=True)
+                          for child in self.children]  # fmt: skip
+        for watcher in self._watchers:
+            watcher.start()
 
     def _start(self, rank: int, job) -> Child:
         # It finds its modules where this process does: in the folder that it happens to run in there may be a
@@ -223,6 +229,15 @@ class LocalRanks(Ranks):
         for child in self.children:
             if child.process.poll() is None:
                 child.process.kill()
+
+    def forget(self) -> None:
+        """Leave no thread of gloo's or of ours to Python's end: one that it meets there may abort the process."""
+        self.kill()
+        if self.group is not None and not self.is_fork:
+            self.group.close()
+        for watcher in self._watchers:
+            if watcher is not threading.current_thread() and not self.is_fork:
+                watcher.join(GRACE_S)
 
     def stop(self, goodbye=None) -> None:
         if self.is_fork:

@@ -1,6 +1,8 @@
 """What happens when a step, a text or the server itself fails: who is told, and who goes on."""
 
 import asyncio
+import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -181,11 +183,12 @@ def test_an_engine_that_keeps_failing_is_503_and_no_trace_of_python(slots):
         assert "nanoengine_failed_steps_total 3.0" in client.get("/metrics").text
 
 
-def stream(client, **body) -> list[dict]:
+def stream(client, *, at_line=lambda: None, **body) -> list[dict]:
     asked = {"model": "tiny", "prompt": "a", "max_tokens": 9, "stream": True} | body
     with client.stream("POST", "/v1/completions", json=asked) as response:
         assert response.status_code == 200
-        return events(response)
+        lines = [(line, at_line())[0] for line in response.iter_lines()]
+        return events(SimpleNamespace(iter_lines=lambda: lines))
 
 
 def test_a_stream_on_a_failing_engine_ends_with_an_event(slots):
@@ -199,11 +202,12 @@ def test_a_stream_on_a_failing_engine_ends_with_an_event(slots):
 
         def fails_later(batch):
             if len(batch.seqs) and batch.seqs[0].num_output_tokens == 4:
+                read.wait(20)  # else it may happen before the stream's first look, and there is nothing but an error
                 runner.failures = 1
             return launch(batch)
 
-        runner.launch = fails_later
-        found = stream(client)
+        read, runner.launch = threading.Event(), fails_later
+        found = stream(client, at_line=read.set)
         runner.launch = launch
         assert found[-1]["error"] == {"message": "the engine failed on this request; its log says more",
                                       "type": "server_error", "param": None, "code": "engine_failed"}  # fmt: skip
