@@ -1,6 +1,7 @@
 """Two ranks of the GPU's runner on a CPU, kernels in Triton's interpreter: rank 1 is ``python -m`` this module."""
 
 import dataclasses
+import os
 import sys
 from types import SimpleNamespace
 
@@ -62,3 +63,5 @@ def main(port: int) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]))
+    sys.stdout.flush()
+    os._exit(0)  # as parallel.worker does: a thread of gloo that still runs would abort Python's own end

@@ -41,9 +41,9 @@ def test_two_ranks_with_overlap_and_the_step_that_graphs_record():
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     second = subprocess.Popen([sys.executable, "-m", "tests.kernels.second_rank", str(store.port)],
                               stdout=subprocess.PIPE, text=True)  # fmt: skip
+    ranks = Ranks()
     try:
         assert second.stdout.readline() == "hello\n"
-        ranks = Ranks()
         ranks.group = Group(store, 0, 2, torch.device("cpu"), "127.0.0.1")
         runner = make(LeadingGpuRunner, ranks.group, ranks=ranks, ranks_here=1)
         buckets, replay = [], runner.graphs.replay
@@ -53,6 +53,8 @@ def test_two_ranks_with_overlap_and_the_step_that_graphs_record():
         ranks.group.send(None)
         assert second.wait(30) == 0
     finally:
+        if ranks.group is not None:
+            ranks.group.close()
         second.kill()
         second.wait()
         second.stdout.close()
