@@ -27,8 +27,8 @@ class FlashAttention(PagedBackend):
     def store(self, k, v, cache, slots) -> None:
         store_kv(k, v, cache, slots)
 
-    def plan(self, batch: Batch, table_rows: np.ndarray, size: int | None = None) -> list[np.ndarray]:
-        return batch_arrays(batch, table_rows, size)
+    def plan(self, batch: Batch, table_rows: np.ndarray, size=None, tokens=None) -> list[np.ndarray]:
+        return batch_arrays(batch, table_rows, size, tokens)
 
     def metadata(self, tensors, tables, max_query: int, max_context: int) -> PagedMetadata:
         """flash-attn wants int32: the block tables of the batch's rows, lengths, and where rows start."""

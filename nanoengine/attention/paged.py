@@ -39,21 +39,21 @@ def padded(array: np.ndarray, size: int, fill: int) -> np.ndarray:
     return np.concatenate((array, np.full(size - len(array), fill, np.int64))) if len(array) < size else array
 
 
-def batch_arrays(batch: Batch, table_rows: np.ndarray, size: int | None) -> list[np.ndarray]:
+def batch_arrays(batch: Batch, table_rows: np.ndarray, size: int | None, tokens: int | None = None) -> list[np.ndarray]:
     """slots [T] and table_rows, starts, query_lens, context_lens [B]: the first five arrays of any plan.
 
-    size: number of rows to pad a decode batch to. A padded row has slot -1 and no context; it reads no
-    key and writes none.
+    size: number of rows to pad to, and tokens: number of tokens; without it the batch is a decode step, and so is
+    its padding. A padded row has no context, a padded token slot -1: they read no key and write none.
     """
     starts = np.cumsum(batch.query_lens) - batch.query_lens
-    arrays = [batch.slot_mapping, table_rows, starts, batch.query_lens, batch.context_lens]
-    if size is None or size == len(batch.seqs):
-        return arrays
-    more = np.arange(len(batch.seqs), size)
-    fills = (padded(a, size, fill) for a, fill in zip(arrays, (-1, 0, 0, 1, 0), strict=True))
-    slots, rows, starts, queries, contexts = fills
-    starts[len(batch.seqs) :] = more
-    return [slots, rows, starts, queries, contexts]
+    rows = [table_rows, starts, batch.query_lens, batch.context_lens]
+    if size is None:
+        return [batch.slot_mapping, *rows]
+    slots = padded(batch.slot_mapping, size if tokens is None else tokens, -1)
+    lines, starts, queries, contexts = (padded(a, size, 0) for a in rows)
+    if tokens is None and size > len(batch.seqs):
+        starts[len(batch.seqs) :], queries[len(batch.seqs) :] = np.arange(len(batch.seqs), size), 1
+    return [slots, lines, starts, queries, contexts]
 
 
 class PagedBackend:

@@ -13,7 +13,7 @@ import torch
 from nanoengine.attention.paged import PagedBackend, PagedMetadata, batch_arrays
 from nanoengine.engine.batch import Batch
 from nanoengine.kernels.paged_decode import paged_decode, plan_pieces
-from nanoengine.kernels.paged_prefill import paged_prefill, plan_tiles, queries_per_tile
+from nanoengine.kernels.paged_prefill import most_tiles, paged_prefill, plan_tiles, queries_per_tile
 from nanoengine.kernels.store_kv import store_kv
 
 
@@ -41,16 +41,16 @@ class TritonAttention(PagedBackend):
     def __init__(self, group: int = 1):
         self.group = group
 
-    def plan(self, batch: Batch, table_rows: np.ndarray, size: int | None = None) -> list[np.ndarray]:
-        """size: pad a decode batch to this many rows; then all arrays have sizes that depend on it alone."""
-        arrays = batch_arrays(batch, table_rows, size)
-        decode = np.flatnonzero(batch.query_lens == 1)
-        tiles = np.empty((2, 0), np.int64)
-        if len(decode) < len(batch.seqs):
-            others = np.flatnonzero(batch.query_lens > 1)
-            tiles = plan_tiles(batch.query_lens, batch.context_lens, others, queries_per_tile(self.group))
-        rows = len(decode) if size is None else size
-        work, split = plan_pieces(batch.context_lens[decode], decode, spare_pieces(rows), rows)
+    def plan(self, batch: Batch, table_rows: np.ndarray, size: int | None = None, tokens: int | None = None):
+        """size: pad to this many rows, and tokens: to this many tokens (without it the batch is a decode step);
+        then all arrays have sizes that depend on these two alone."""
+        arrays = batch_arrays(batch, table_rows, size, tokens)
+        decode, others = np.flatnonzero(batch.query_lens == 1), np.flatnonzero(batch.query_lens > 1)
+        per_tile = queries_per_tile(self.group)
+        most = None if size is None else 0 if tokens is None else most_tiles(tokens, size, per_tile)
+        tiles = plan_tiles(batch.query_lens, batch.context_lens, others, per_tile, most)
+        spare = spare_pieces(len(decode) if size is None else size)
+        work, split = plan_pieces(batch.context_lens[decode], decode, spare, size)
         return [*arrays, work.reshape(-1), split.reshape(-1), tiles.reshape(-1)]
 
     def metadata(self, tensors, tables, max_query: int, max_context: int) -> PagedMetadata:

@@ -153,7 +153,7 @@ def _arrive(llm, rate: float, seconds: float) -> dict:
 
 def _facts(llm) -> dict:
     runner = llm.engine.runner
-    dtype, graphs = str(runner.dtype).removeprefix("torch."), getattr(runner, "graphs", None) is not None
+    dtype, graphs = str(runner.dtype).removeprefix("torch."), bool(getattr(runner, "graphs", None))
     return {"attention": runner.attention.name, "block_size": runner.block_size, "num_blocks": runner.num_blocks,
             "dtype": dtype, "overlap": llm.engine.overlap, "graphs": graphs,
             "fused_kernels": llm.config.fused_kernels}  # fmt: skip

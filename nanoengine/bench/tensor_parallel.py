@@ -50,7 +50,7 @@ def _rows(model: str, size: int, runs: int, workloads: list[Workload], say, **se
                 "output_tok_s": round(median(rates), 1), "runs_tok_s": [round(rate, 1) for rate in rates],
                 "first_token_s": round(started, 2), "num_blocks": runner.num_blocks, "overlap": llm.engine.overlap,
                 "attention": runner.attention.name, "dtype": str(runner.dtype).removeprefix("torch."),
-                "graphs": getattr(runner, "graphs", None) is not None, "ranks": ranks,
+                "graphs": bool(getattr(runner, "graphs", None)), "ranks": ranks,
             })  # fmt: skip
             say(f"{model}, {size} rank(s), {workload.name}: {median(rates):,.1f} tok/s")
     gc.collect()

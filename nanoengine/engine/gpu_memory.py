@@ -10,6 +10,7 @@ import torch
 
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import build_batch
+from nanoengine.engine.cuda_graph import graph_bytes
 from nanoengine.engine.device import GIB
 from nanoengine.engine.sequence import Sequence
 from nanoengine.model.sampler import Sampler, report_logprobs
@@ -76,7 +77,7 @@ def measure_largest_step(runner, config: EngineConfig) -> int:
     report_logprobs(raw, seqs, tokens)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
-    graphs = 2 * rows * logits.shape[1] * runner.dtype.itemsize  # the graphs' own logits, and as much for their layers
+    graphs = graph_bytes(config, logits.shape[1], runner.dtype.itemsize, peak)
     return int(1.1 * peak) + graphs + 256 * 2**20  # matrix-product workspaces, compiled kernels
 
 

@@ -1,12 +1,10 @@
 """Runs batches on a GPU without ever waiting for it: the tokens are asked for later. Needs torch.
 
-Everything a step needs travels in one copy from page-locked memory, block tables stay on the device,
-decode steps replay a CUDA graph, and the newest tokens are fed to the next step where they lie.
+Everything a step needs travels in one copy from page-locked memory, block tables stay on the device, all but
+the largest steps replay a CUDA graph, and the newest tokens are fed to the next step where they lie.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,10 +14,11 @@ from nanoengine.attention.paged import PagedBackend
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
 from nanoengine.engine.block_tables import BlockTables
-from nanoengine.engine.cuda_graph import DecodeGraphs
+from nanoengine.engine.cuda_graph import record_graphs
 from nanoengine.engine.device import upload
 from nanoengine.engine.gpu_memory import blocks_that_fit, explain_out_of_memory
 from nanoengine.engine.model_runner import ModelRunner
+from nanoengine.engine.sampling_arrays import SamplingArrays
 from nanoengine.engine.sequence import Sequence
 from nanoengine.model.decoder import Decoder
 from nanoengine.model.ops import TorchOps
@@ -59,33 +58,6 @@ class PendingTokens:
         return results
 
 
-@dataclass(slots=True)
-class Options:
-    """Sampling options of some rows as arrays. plain: temperature is all that any of them asks for."""
-
-    seqs: list[Sequence]
-    temperatures: np.ndarray  # float64 [S]
-    seeds: np.ndarray  # int64 [S]
-    plain: bool
-    logprobs: bool
-
-    @classmethod
-    def of(cls, seqs: list[Sequence]) -> Options:
-        params = [seq.params for seq in seqs]
-        plain = all(
-            p.top_p >= 1 and not (p.top_k or p.min_p or p.min_tokens or p.needs_history) and p.logprobs is None
-            for p in params
-        )
-        temperatures = np.array([p.temperature for p in params], np.float64)
-        seeds = np.array([seq.seed % 2**64 for seq in seqs], np.uint64).view(np.int64)
-        return cls(list(seqs), temperatures, seeds, plain, any(p.logprobs is not None for p in params))
-
-    @classmethod
-    def none(cls, rows: int) -> Options:
-        """For a rank that samples nothing."""
-        return cls([], np.zeros(rows), np.zeros(rows, np.int64), True, False)
-
-
 class GpuRunner(ModelRunner):
     """ModelRunner with the GPU's own ways; parts of your own make it fall back to the plain ones.
 
@@ -100,14 +72,14 @@ class GpuRunner(ModelRunner):
         with explain_out_of_memory(config):
             super().__init__(config, **parts)
             self._plain_sampler = type(self.sampler) is Sampler
-            self._previous = torch.zeros(self._lines, dtype=torch.int64, device=self.device)
-            self._options = Options.of([])
+            self._previous = torch.zeros(self._lines + 1, dtype=torch.int64, device=self.device)  # the last is nobody's
+            self._options = SamplingArrays.of([])
             max_blocks = -(-config.max_model_len // self.block_size)
             self.tables = BlockTables(self._lines, max_blocks, self.device) if self._paged else None
-            self.graphs = None
+            self.graphs = []
             own_model = type(self.model).forward is not Decoder.forward
             if self._paged and self.device.type == "cuda" and not config.enforce_eager and not own_model:
-                self.graphs = DecodeGraphs(self, config.max_num_seqs, config.max_model_len)
+                self.graphs = record_graphs(self, config)
 
     def _tune(self, config: EngineConfig) -> None:
         self._paged = isinstance(self.attention, PagedBackend)
@@ -131,33 +103,38 @@ class GpuRunner(ModelRunner):
     def launch(self, batch: Batch) -> PendingTokens:
         whole = len(batch.sample_rows) == len(batch.seqs)
         options = self._options_of(batch.seqs if whole else [batch.seqs[row] for row in batch.sample_rows.tolist()])
-        scores, bucket, columns = self.run(batch, options)
+        scores, bucket, *more = self.run(batch, options)
         if bucket is None:
-            return self._sample_eagerly(batch, options, scores, *columns)
-        tokens = self._previous[: len(batch.seqs)]
-        raw = scores.float() if options.logprobs else None
-        if not (options.plain and self._plain_sampler):  # the graph has drawn: in vain
-            tokens.copy_(self._sampled(scores.float(), batch.seqs, batch.context_lens))
-        return PendingTokens(batch, tokens, self._report(raw, batch.seqs, tokens), bucket, self.wait)
+            return self._sample_eagerly(batch, options, scores, *more)
+        tokens, rows = more
+        raw = scores.to(torch.float32, copy=True) if options.logprobs else None  # the next replay writes over scores
+        if len(tokens) and not (options.plain and self._plain_sampler):  # the graph has drawn: in vain
+            tokens.copy_(self._sampled(scores.float(), options.seqs, batch.sample_positions))
+            if rows is not None:
+                self._previous.index_copy_(0, rows, tokens)
+        return PendingTokens(batch, tokens, self._report(raw, options.seqs, tokens), bucket, self.wait)
 
     @torch.inference_mode()
-    def run(self, batch: Batch, options: Options | None = None) -> tuple:
-        """(logits [S, vocabulary], graph bucket, columns): all of a step but the sampling, except what a graph draws.
+    def run(self, batch: Batch, options: SamplingArrays | None = None) -> tuple:
+        """(logits [S, vocabulary], graph bucket, ...): all of a step but the sampling, except what a graph draws.
 
-        bucket: None if no graph ran; then columns are the sampling rows' numbers, seeds, temperatures (as bits) and
-        positions on the device. options: None on a rank that does not sample.
+        After a graph the drawn tokens and their places follow (see Graphs.replay); where no graph ran the bucket is
+        None, and the sampling rows' numbers, seeds, temperatures (as bits) and positions follow, on the device.
+        options: None on a rank that does not sample.
         """
-        bucket = self.graphs.bucket_of(batch) if self.graphs is not None else None
-        options = options or Options.none(len(batch.sample_rows))
-        if bucket is not None:
-            return self.graphs.replay(bucket, batch, options)[: len(batch.seqs)], bucket, ()
+        options = options or SamplingArrays.none(len(batch.sample_rows))
+        for graphs in self.graphs:
+            bucket = graphs.bucket_of(batch)
+            if bucket is not None:
+                scores, *drawn = graphs.replay(bucket, batch, options)
+                return scores, bucket, *drawn
         last = np.cumsum(batch.query_lens)[batch.sample_rows] - 1
         hidden, (last, *columns) = self._forward(
-            batch, last, batch.sample_rows, options.seeds, options.temperatures.view(np.int64), batch.sample_positions
+            batch, last, batch.sample_rows, options.seeds, options.temperature_bits, batch.sample_positions
         )
-        return self.model.scores(hidden[last]) if len(last) else None, None, columns
+        return self.model.scores(hidden[last]) if len(last) else None, None, *columns
 
-    def _sample_eagerly(self, batch: Batch, options: Options, scores, rows, seeds, temperatures, places):
+    def _sample_eagerly(self, batch: Batch, options: SamplingArrays, scores, rows, seeds, temperatures, places):
         if scores is None:
             return PendingTokens(batch, rows, wait=self.wait)
         raw = None
@@ -167,7 +144,7 @@ class GpuRunner(ModelRunner):
             tokens = torch.empty_like(rows)
             draw(scores, temperatures.view(torch.float64), seeds, places, tokens)
         else:
-            raw = scores.float() if options.logprobs else None
+            raw = scores.to(torch.float32, copy=True) if options.logprobs else None  # a sampler may change its logits
             tokens = self._sampled(scores.float(), options.seqs, batch.sample_positions)
         self._previous.index_copy_(0, rows, tokens)
         return PendingTokens(batch, tokens, self._report(raw, options.seqs, tokens), wait=self.wait)
@@ -193,9 +170,9 @@ class GpuRunner(ModelRunner):
             metadata = self.attention.prepare(batch, self.block_size, self.device)
         return self.model(ids, positions, self.attention, self._layer_caches, metadata), more_there
 
-    def _options_of(self, seqs: list[Sequence]) -> Options:
+    def _options_of(self, seqs: list[Sequence]) -> SamplingArrays:
         if self._options.seqs != seqs:  # sequences compare by identity: cheap
-            self._options = Options.of(seqs)
+            self._options = SamplingArrays.of(seqs)
         return self._options
 
     @staticmethod
@@ -210,5 +187,5 @@ class GpuRunner(ModelRunner):
         return blocks_that_fit(self, config) if self.device.type == "cuda" else super()._blocks_that_fit(config)
 
     def close(self) -> None:
-        self.graphs = self.tables = None
+        self.graphs, self.tables = [], None
         super().close()

@@ -52,3 +52,11 @@ def begin(OVERLAP: tl.constexpr):
     """The next kernel may be set up now; this one goes on when the last one has ended."""
     let_next_start(OVERLAP)
     wait_for_last(OVERLAP)
+
+
+@triton.jit
+def load_heads(at, dim, D: tl.constexpr, D_PAD: tl.constexpr):
+    """One head of some tokens, [*, D_PAD], zeros from D on. at: pointers; dim: 0..D_PAD."""
+    if D == D_PAD:
+        return tl.load(at)
+    return tl.load(at, mask=(dim < D)[None, :], other=0.0)

@@ -37,9 +37,9 @@ def swiglu_gemv_reference(gate_up, weight, bias=None) -> torch.Tensor:
     return F.linear(swiglu_reference(gate_up), weight, bias)
 
 
-def gemv(x, weight, bias=None) -> torch.Tensor:
-    """x [1, in] times weight [out, in] transposed, plus bias [out]; float32 sums. Returns [1, out]."""
-    return _launch(x, x, x, None, weight, bias, 0.0, plain=True)
+def gemv(x, weight, bias=None, out=None) -> torch.Tensor:
+    """x [1, in] times weight [out, in] transposed, plus bias [out]; float32 sums. Returns [1, out], in ``out`` if given."""
+    return _launch(x, x, x, None, weight, bias, 0.0, plain=True, out=out)
 
 
 def norm_gemv(stream, delta, norm_weight, eps: float, weight, bias=None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,9 +54,9 @@ def swiglu_gemv(gate_up, weight, bias=None) -> torch.Tensor:
     return _launch(gate_up, gate_up, gate_up, None, weight, bias, 0.0, swiglu=True)
 
 
-def _launch(x, delta, norm_weight, new, weight, bias, eps, *, plain=False, norm=False, add=False, swiglu=False):
+def _launch(x, delta, norm_weight, new, weight, bias, eps, *, plain=False, norm=False, add=False, swiglu=False, out=None):
     outputs, inputs = weight.shape
-    out = x.new_empty(1, outputs)
+    out = x.new_empty(1, outputs) if out is None else out
     rows = 2 if outputs <= 4096 else 4
     _gemv[(triton.cdiv(outputs, rows),)](
         x, delta, norm_weight, out if new is None else new, weight, weight if bias is None else bias, out, eps, outputs,

@@ -24,8 +24,10 @@ class TritonOps(TorchOps):
             return norm_gemv(stream, delta, norm.weight, norm.eps, product.weight, product.bias)
         return super().norm_product(stream, delta, norm, product)
 
-    def product(self, x, weight, bias=None):
-        return gemv(x, weight, bias) if len(x) == 1 and fits(weight) else super().product(x, weight, bias)
+    def product(self, x, weight, bias=None, out=None):
+        if len(x) == 1 and fits(weight):
+            return gemv(x, weight, bias, out)
+        return super().product(x, weight, bias, out)
 
     def swiglu_product(self, gate_up, product):
         if len(gate_up) == 1 and fits(product.weight):

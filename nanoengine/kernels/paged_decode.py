@@ -18,12 +18,13 @@ from nanoengine.kernels.common import (
     begin,
     dot_precision,
     let_next_start,
+    load_heads,
     overlapped,
     power_of_two,
     wait_for_last,
 )
 
-TILE = 64  # keys a program loads at a time
+TILE, WARPS, STAGES = 64, 2, 3  # keys a program loads at a time; loads of so many tiles are in flight
 
 
 def plan_pieces(contexts: np.ndarray, rows: np.ndarray, spare: int, size: int | None = None):
@@ -83,7 +84,7 @@ def paged_decode(q, cache, tables, table_rows, tokens, work, split, out, scale: 
         q.stride(0), out.stride(0), cache.stride(0), tables.stride(0), pieces,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, GROUP_PAD=power_of_two(heads // kv_heads, 16),
         D=d, D_PAD=power_of_two(d), BLOCK_SIZE=block_size, TILE=TILE, PRECISION=dot_precision(q.dtype),
-        **overlapped(q), num_warps=2, num_stages=3,
+        **overlapped(q), num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     if split.shape[1]:
         _combine_pieces[(split.shape[1], heads)](
@@ -120,18 +121,18 @@ def _decode_pieces(
     result = tl.zeros((GROUP_PAD, D_PAD), tl.float32)
     for first in range(start, end, TILE):
         position = first + key
-        live = position < end
-        block = tl.load(table + position // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
-        place = (block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + head * D
+        # beyond the end the last key is read again, and does not count: loads without a mask are faster
+        there = tl.minimum(position, end - 1)
+        block = tl.load(table + there // BLOCK_SIZE).to(tl.int64)
+        place = (block * BLOCK_SIZE + there % BLOCK_SIZE) * (KV_HEADS * D) + head * D
         at = cache + place[:, None] + dim[None, :]
-        loaded = live[:, None] & (dim < D)[None, :]
-        keys = tl.load(at, mask=loaded, other=0.0)
+        keys = load_heads(at, dim, D, D_PAD)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
-        scores = tl.where(live[None, :], scores, float("-inf"))
+        scores = tl.where((position < end)[None, :], scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         shrink = tl.exp2(highest - new_highest)
         chance = tl.exp2(scores - new_highest[:, None])
-        keys_values = tl.load(at + values, mask=loaded, other=0.0)
+        keys_values = load_heads(at + values, dim, D, D_PAD)
         total = total * shrink + tl.sum(chance, 1)
         result = result * shrink[:, None]
         result = tl.dot(chance.to(keys_values.dtype), keys_values, result, input_precision=PRECISION)

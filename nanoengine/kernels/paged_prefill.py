@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nanoengine.kernels.common import begin, dot_precision, overlapped, power_of_two
+from nanoengine.kernels.common import begin, dot_precision, load_heads, overlapped, power_of_two
 
 TILE_ROWS = 128  # queries times group in one program
 
@@ -22,14 +22,25 @@ def queries_per_tile(group: int) -> int:
     return max(1, TILE_ROWS // power_of_two(group))
 
 
-def plan_tiles(query_lens: np.ndarray, context_lens: np.ndarray, rows: np.ndarray, per_tile: int) -> np.ndarray:
-    """int64 [2, P]: row and first query (within the row) of each tile, those with most keys first."""
+def most_tiles(tokens: int, rows: int, per_tile: int) -> int:
+    """Tiles that so many tokens of so many rows need at most: a row has one that is not full."""
+    return tokens // per_tile + min(rows, tokens // 2)
+
+
+def plan_tiles(query_lens: np.ndarray, context_lens: np.ndarray, rows: np.ndarray, per_tile: int,
+               size: int | None = None) -> np.ndarray:  # fmt: skip
+    """int64 [2, P]: row and first query (within the row) of each tile, those with most keys first.
+
+    size: P, the rest being tiles of row -1, which do nothing; None for as many as there are.
+    """
     lens = query_lens[rows]
     counts = -(-lens // per_tile)
     owner = np.repeat(rows, counts)
     first = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * per_tile
     order = np.argsort(-(context_lens[owner] - query_lens[owner] + first), kind="stable")
-    return np.stack((owner[order], first[order]))
+    tiles = np.full((2, len(owner) if size is None else size), -1, np.int64)
+    tiles[:, : len(owner)] = owner[order], first[order]
+    return tiles
 
 
 def paged_prefill_reference(q, cache, tables, starts, query_lens, context_lens, scale: float) -> torch.Tensor:
@@ -80,6 +91,8 @@ def _prefill_tiles(
     begin(OVERLAP)
     head, tile = tl.program_id(0), tl.program_id(1)
     row, first_query = tl.load(tiles + tile), tl.load(tiles + num_tiles + tile).to(tl.int32)
+    if row < 0:
+        return
     n, context = tl.load(query_lens + row).to(tl.int32), tl.load(context_lens + row).to(tl.int32)
     table = tables + tl.load(table_rows + row) * table_stride
     line, dim, key = tl.arange(0, QUERIES * GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, TILE)
@@ -96,18 +109,18 @@ def _prefill_tiles(
     result = tl.zeros((QUERIES * GROUP_PAD, D_PAD), tl.float32)
     for first in range(0, end, TILE):
         position = first + key
-        live = position < end
-        block = tl.load(table + position // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
-        at = cache + ((block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + head * D)[:, None] + dim[None, :]
-        loaded = live[:, None] & (dim < D)[None, :]
-        keys = tl.load(at, mask=loaded, other=0.0)
+        there = tl.minimum(position, end - 1)  # beyond the end the last key again, which no query sees there
+        block = tl.load(table + there // BLOCK_SIZE).to(tl.int64)
+        place = (block * BLOCK_SIZE + there % BLOCK_SIZE) * (KV_HEADS * D) + head * D
+        at = cache + place[:, None] + dim[None, :]
+        keys = load_heads(at, dim, D, D_PAD)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
         scores = tl.where(position[None, :] <= sees[:, None], scores, float("-inf"))
         # key 0 is in the first tile and every query sees it: highest is finite from there on
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         shrink = tl.exp2(highest - new_highest)
         chance = tl.exp2(scores - new_highest[:, None])
-        keys_values = tl.load(at + values, mask=loaded, other=0.0)
+        keys_values = load_heads(at + values, dim, D, D_PAD)
         total = total * shrink + tl.sum(chance, 1)
         result = result * shrink[:, None]
         result = tl.dot(chance.to(keys_values.dtype), keys_values, result, input_precision=PRECISION)

@@ -102,9 +102,9 @@ class Decoder(nn.Module):
         """hidden [S, hidden_size] -> float32 [S, vocab_size]. Ask only for rows that sample."""
         return self.scores(hidden).float()
 
-    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits in the weights' own format, where a float32 copy is not wanted."""
-        return self.ops.product(hidden, self.lm_head)
+    def scores(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits in the weights' own format, where a float32 copy is not wanted. out: where to write them."""
+        return self.ops.product(hidden, self.lm_head, out=out)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy checkpoint tensors (Hugging Face names) into the packed parameters.

@@ -35,8 +35,9 @@ class TorchOps:
         stream, normed = self.norm(stream, delta, norm)
         return stream, product(normed)
 
-    def product(self, x, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return linear(x, weight, bias)
+    def product(self, x, weight: torch.Tensor, bias: torch.Tensor | None = None, out=None) -> torch.Tensor:
+        """out: where to write it; then there is no bias."""
+        return linear(x, weight, bias) if out is None else torch.mm(x, weight.t(), out=out)
 
     def swiglu_product(self, gate_up, product: PackedLinear) -> torch.Tensor:
         """product(silu(gate) * up), gate_up [T, 2 * intermediate] (Shazeer 2020)."""

@@ -48,15 +48,18 @@ class ParallelDecoder(Decoder):
     def layers_forward(self, stream, positions, attention, caches, metadata) -> torch.Tensor:
         return super().layers_forward(self.group.sum(stream), positions, attention, caches, metadata)
 
-    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+    def scores(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [S, vocab_size] on rank 0, which samples; [0, vocab_size] on the others."""
         if not len(hidden):
             return hidden.new_empty(0, self.vocab_size)
         parts = self.group.gather(self.ops.product(hidden, self.lm_head))
         if parts is None:
             return hidden.new_empty(0, self.vocab_size)
-        rows = parts.transpose(0, 1).flatten(1)  # [S, size * rows_of_vocabulary]: the ids in order, then padding
-        return rows if rows.shape[1] == self.vocab_size else rows[:, : self.vocab_size].contiguous()
+        out = hidden.new_empty(len(hidden), self.vocab_size) if out is None else out
+        columns = out.split(parts.shape[2], 1)  # the ids in order; the last rank's part may end in padding
+        for part, place in zip(parts, columns, strict=False):
+            place.copy_(part[:, : place.shape[1]])
+        return out
 
     def load_weights(self, weights) -> None:
         super().load_weights(self._counted(weights))

@@ -1,10 +1,13 @@
 """Teacher forcing through the whole engine: every way to run the model is fed the same tokens and tells its logits."""
 
 import random
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 
 from nanoengine import LLM, SamplingParams
+from nanoengine.engine import model_runner
 
 
 class Forced:
@@ -57,6 +60,19 @@ def compare(found, wanted, bound):
             assert int(row.argmax()) == int(reference.argmax()), key
     assert worst <= bound, worst
     return worst, decided / len(found)
+
+
+@contextmanager
+def weights_rounded_to(dtype):
+    """Random weights come as ``dtype`` would have them, in whatever format the model then is: a reference in float32
+    for a model in bfloat16."""
+    drawn = model_runner.dummy_weights
+
+    def rounded(config, **how):
+        return ((name, weight.to(dtype)) for name, weight in drawn(config, **how | {"dtype": dtype}))
+
+    with patch.object(model_runner, "dummy_weights", rounded):
+        yield
 
 
 def huggingface_logits(name, wanted, prompt_len, dtype):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nanoengine import LLM, SamplingParams
+from nanoengine.engine.cuda_graph import mixed_sizes
 from nanoengine.trace import record
 
 TINY = dict(load_format="dummy", max_model_len=256, dtype="float32", num_blocks=400)
@@ -29,14 +30,29 @@ def test_graphs_at_every_batch_size(model):
     with LLM(model, attention="torch", fused_kernels=False, overlap=0, max_num_seqs=21, **TINY) as plain:
         wanted = tokens(plain, 21)
     with LLM(model, max_num_seqs=21, **TINY) as llm:
-        used = set()
+        used = {True: set(), False: set()}
         for n in range(1, 22):
             with record(llm) as trace:
                 assert tokens(llm, n) == wanted[:n], n
-            used |= {step["graph_bucket"] for step in trace}
-            full = [s for s in trace if len(s["rows"]) == n and all(row["kind"] == "decode" for row in s["rows"])]
-            assert all(step["graph_bucket"] >= n for step in full) and full
-    assert used == {None, 1, 2, 4, 8, 16, 21}
+            for step in trace:
+                one_each = all(row["tokens"] == 1 for row in step["rows"])
+                used[one_each].add(step["graph_bucket"])
+                assert step["graph_bucket"] >= sum(row["tokens"] for row in step["rows"])
+    assert used[True] == {1, 2, 4, 8, 16, 21}
+    assert used[False] <= set(mixed_sizes(8192)) and len(used[False]) > 3
+
+
+def test_a_step_larger_than_the_largest_graph():
+    """Its tokens are those of steps that fit: 6,000 tokens at once, then in chunks."""
+    long = dict(load_format="dummy", max_model_len=2048, dtype="float32", num_blocks=1000)
+    many = [dict(prompt_token_ids=[(7 * i + 3 * j) % 1000 for j in range(1500)]) for i in range(4)]
+    found = []
+    for most in (8192, 2000):
+        with LLM("tiny-qwen3", max_num_batched_tokens=most, **long) as llm:
+            with record(llm) as trace:
+                found.append([out.token_ids for out in llm.generate(many, params(4), use_tqdm=False)])
+            assert (None in {step["graph_bucket"] for step in trace}) == (most == 8192)
+    assert found[0] == found[1]
 
 
 def test_every_sampling_option_goes_with_graphs_and_overlap():
@@ -87,7 +103,7 @@ def test_abort_in_flight_gives_the_blocks_back():
 
 
 @pytest.mark.parametrize("options", [{}, dict(top_p=0.9, top_k=40, min_p=0.01)])
-def test_a_decode_step_is_launched_without_waiting_for_the_gpu(options):
+def test_a_step_is_launched_without_waiting_for_the_gpu(options):
     with LLM("tiny-qwen3", **TINY) as llm:
         for i in range(5):
             params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=i % 2, **options)
@@ -96,7 +112,9 @@ def test_a_decode_step_is_launched_without_waiting_for_the_gpu(options):
             llm.engine.step()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            for _ in range(40):
+            for i in range(40):
+                if i % 10 == 5:  # a prompt between them: a mixed step
+                    llm.engine.add_request([5, 6, 7, i], SamplingParams(max_tokens=200, ignore_eos=True, **options))
                 llm.engine.step()
         finally:
             torch.cuda.set_sync_debug_mode("default")

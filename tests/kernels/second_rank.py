@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import sys
-from types import SimpleNamespace
 
 import torch
 from torch.distributed import TCPStore
@@ -22,24 +21,15 @@ ONE = dataclasses.replace(CONFIG, tensor_parallel_size=1)
 
 
 def make(kind, group, **parts):
-    """The runner of one rank; with graphs that are not recorded, but run each time."""
+    """The runner of one rank, and what its graphs replay; they are not recorded, but run each time."""
     from nanoengine.attention.triton_attention import TritonAttention
-    from nanoengine.engine.cuda_graph import DecodeGraphs
-
-    class Unrecorded(DecodeGraphs):
-        def _capture_all(self):
-            for bucket in reversed(self.sizes):
-                with torch.inference_mode():
-                    scores = self._step(bucket)
-                replay = lambda bucket=bucket, scores=scores: scores.copy_(self._step(bucket))  # noqa: E731
-                self._graphs[bucket] = (SimpleNamespace(replay=replay), scores)
+    from tests.kernels.unrecorded import give_graphs
 
     more = dict(group=group) if group else {}
     runner = kind(CONFIG if group else ONE, model=FILES, attention=TritonAttention(2), **more, **parts)
     for parameter in runner.model.parameters():
         parameter.data *= 10  # logits that differ
-    runner.graphs = Unrecorded(runner, CONFIG.max_num_seqs, CONFIG.max_model_len)
-    return runner
+    return runner, give_graphs(runner, CONFIG)
 
 
 def main(port: int) -> None:
@@ -56,7 +46,7 @@ def main(port: int) -> None:
             super().__init__(*arguments, **parts)
             group.collect(facts(self))
 
-    runner, steps = make(Follower, group), StepReceiver()
+    (runner, _), steps = make(Follower, group), StepReceiver()
     while (message := group.receive()) is not None:
         runner.run(steps.unpack(message))
 

@@ -8,6 +8,7 @@ from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.model_runner import ModelRunner
+from tests.kernels.unrecorded import give_graphs
 
 PROMPTS = [[5, 9, 20, 7, 8, 31, 2, 47, 4, 50], [11, 12, 13]]
 
@@ -32,9 +33,12 @@ def one_layer(qk_norm: bool):
     return decoder.eval()
 
 
-@pytest.mark.parametrize("qk_norm", [True, False])
-def test_tokens_are_those_of_the_plain_runner(qk_norm):
-    """A chunked prompt, a mixed step, two rows, one row; greedy, drawn, with logprobs; depth 0 and 1."""
+@pytest.mark.parametrize(("qk_norm", "graphs"), [(True, False), (False, False), (True, True)])
+def test_tokens_are_those_of_the_plain_runner(qk_norm, graphs):
+    """A chunked prompt, a mixed step, two rows, one row; greedy, drawn, with logprobs; depth 0 and 1.
+
+    graphs: every step is a replay (of a step that runs each time, where there is no GPU to record it).
+    """
     from nanoengine.attention.triton_attention import TritonAttention
     from nanoengine.engine.gpu_runner import GpuRunner
 
@@ -43,11 +47,13 @@ def test_tokens_are_those_of_the_plain_runner(qk_norm):
     plain = ModelRunner(config, model=one_layer(qk_norm))
     ours = GpuRunner(config, model=one_layer(qk_norm), attention=TritonAttention(2))
     assert (ours.overlap, type(ours.model.ops).__name__) == (1, "TritonOps")
+    replays = give_graphs(ours, config) if graphs else []
     for params in (
         [SamplingParams(temperature=0, max_tokens=4), SamplingParams(temperature=0.7, seed=3, max_tokens=3)],
         [SamplingParams(seed=5, max_tokens=2, min_tokens=1), SamplingParams(logprobs=2, seed=1, max_tokens=2)],
     ):
         assert outputs(ours, config, params) == outputs(plain, config, params)
+    assert set(replays) == ({("DecodeGraphs", 1), ("DecodeGraphs", 2), ("MixedGraphs", 8)} if graphs else set())
 
 
 class Step:
@@ -109,3 +115,42 @@ def test_buckets_end_at_the_largest_batch():
     assert bucket_sizes(13) == [1, 2, 4, 8, 13]
     assert bucket_sizes(256)[-3:] == [224, 240, 256]
     assert bucket_sizes(100)[-2:] == [96, 100]
+
+
+def test_buckets_of_mixed_steps():
+    from nanoengine.engine.cuda_graph import mixed_sizes
+
+    assert mixed_sizes(8) == [8]
+    assert mixed_sizes(200) == [32, 64, 128, 200]
+    sizes = mixed_sizes(8192)
+    assert sizes == sorted(set(sizes)) and sizes[-1] == 4096
+    assert all(b - a <= b / 5 + 1 for a, b in zip(sizes, sizes[1:], strict=False) if a >= 512)
+
+
+def test_padding_of_a_mixed_batch_reads_and_writes_nothing():
+    from nanoengine.attention.triton_attention import TritonAttention, spare_pieces
+
+    queries, contexts, one = np.array([3, 1, 70]), np.array([3, 50, 90]), np.ones(3, np.int64)
+    tokens = np.arange(74)
+    batch = Batch([0, 1, 2], tokens, tokens, tokens, queries, contexts, [[0], [1], [2]], np.arange(3), one)
+    none = np.empty(0, np.int64)
+    empty = Batch([], none, none, none, none, none, [], none, none)
+    plans = [TritonAttention(2).plan(batch, one, 5, 128), TritonAttention(2).plan(empty, none, 5, 128)]
+    sizes = [128, 5, 5, 5, 5, 4 * (5 + spare_pieces(5)), 3 * spare_pieces(5), 2 * (128 // 64 + 5)]
+    assert [[len(x) for x in plan] for plan in plans] == [sizes, sizes]
+    slots, _, starts, _, seen, work, _, tiles = plans[0]
+    assert (slots[:74] == tokens).all() and (slots[74:] == -1).all()
+    assert (starts.tolist(), seen.tolist()) == ([0, 3, 4, 0, 0], [3, 50, 90, 0, 0])
+    assert set(work.reshape(4, -1)[0].tolist()) == {1, -1}
+    assert tiles.reshape(2, -1)[:, :3].tolist() == [[2, 2, 0], [64, 0, 0]] and (tiles.reshape(2, -1)[0, 3:] == -1).all()
+    assert (plans[1][5] == -1).all() and (plans[1][7] == -1).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_mixed_step_never_needs_more_tiles_than_its_bucket_has(seed):
+    from nanoengine.kernels.paged_prefill import most_tiles, plan_tiles
+
+    draw = np.random.default_rng(seed)
+    lens = draw.integers(1, [2, 3, 5, 70, 400][seed % 5], int(draw.integers(1, 60)))
+    rows, per_tile = np.flatnonzero(lens > 1), int(draw.integers(1, 130))
+    assert plan_tiles(lens, lens, rows, per_tile).shape[1] <= most_tiles(int(lens.sum()), len(lens), per_tile)
