@@ -24,7 +24,7 @@ from nanoengine.kernels.common import (
     wait_for_last,
 )
 
-TILE, WARPS, STAGES = 64, 2, 3  # keys a program loads at a time; loads of so many tiles are in flight
+TILE, WARPS, STAGES = 32, 2, 2  # keys a program loads at a time; tiles whose loads are in flight
 
 
 def plan_pieces(contexts: np.ndarray, rows: np.ndarray, spare: int, size: int | None = None):
@@ -124,8 +124,8 @@ def _decode_pieces(
         # beyond the end the last key is read again, and does not count: loads without a mask are faster
         there = tl.minimum(position, end - 1)
         block = tl.load(table + there // BLOCK_SIZE).to(tl.int64)
-        place = (block * BLOCK_SIZE + there % BLOCK_SIZE) * (KV_HEADS * D) + head * D
-        at = cache + place[:, None] + dim[None, :]
+        slot = block * BLOCK_SIZE + there % BLOCK_SIZE
+        at = cache + (slot * (KV_HEADS * D) + head * D)[:, None] + dim[None, :]
         keys = load_heads(at, dim, D, D_PAD)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
         scores = tl.where((position < end)[None, :], scores, float("-inf"))

@@ -111,8 +111,8 @@ def _prefill_tiles(
         position = first + key
         there = tl.minimum(position, end - 1)  # beyond the end the last key again, which no query sees there
         block = tl.load(table + there // BLOCK_SIZE).to(tl.int64)
-        place = (block * BLOCK_SIZE + there % BLOCK_SIZE) * (KV_HEADS * D) + head * D
-        at = cache + place[:, None] + dim[None, :]
+        slot = block * BLOCK_SIZE + there % BLOCK_SIZE
+        at = cache + (slot * (KV_HEADS * D) + head * D)[:, None] + dim[None, :]
         keys = load_heads(at, dim, D, D_PAD)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
         scores = tl.where(position[None, :] <= sees[:, None], scores, float("-inf"))

@@ -1,0 +1,81 @@
+"""Compile every kernel for a GPU that need not be there: Triton's interpreter accepts what its compiler refuses.
+
+``python -m tests.kernels.compile_all ARCHITECTURE`` prints the kernels' names; a kernel that does not compile is an
+exception. The kernels are called as an engine calls them, and each call is compiled in place of being launched.
+"""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float64: "*fp64",
+         torch.int64: "*i64", torch.int32: "*i32"}  # fmt: skip
+OPTIONS = ("num_warps", "num_stages")
+
+
+def type_of(value) -> str:
+    if isinstance(value, torch.Tensor):
+        return TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32" if -(2**31) <= value < 2**31 else "i64"
+
+
+def recorded_calls(run) -> list[tuple[JITFunction, dict, dict]]:
+    """(kernel, arguments, options) of all kernels that ``run`` launches."""
+    calls = []
+
+    def note(kernel, *args, grid, warmup, **more):
+        more.pop("launch_pdl", None)
+        options = {name: more.pop(name) for name in OPTIONS if name in more}
+        calls.append((kernel, dict(zip(kernel.arg_names, args, strict=False)) | more, options))
+
+    original, JITFunction.run = JITFunction.run, note
+    try:
+        run()
+    finally:
+        JITFunction.run = original
+    return calls
+
+
+def compiled(kernel: JITFunction, arguments: dict, options: dict, architecture: int) -> str:
+    constants = {p.name for p in kernel.params if p.is_constexpr}
+    values = {name: arguments[name] for name in constants}
+    if "OVERLAP" in values:
+        values["OVERLAP"] = architecture >= 90
+    if "ON_GPU" in values:
+        values["ON_GPU"] = True
+    signature = {name: "constexpr" if name in constants else type_of(arguments[name]) for name in kernel.arg_names}
+    triton.compile(ASTSource(kernel, signature, constexprs=values), target=GPUTarget("cuda", architecture, 32),
+                   options=options)  # fmt: skip
+    return kernel.__name__
+
+
+def launches(name: str, dtype: torch.dtype) -> list:
+    from nanoengine.attention.triton_attention import TritonAttention
+    from nanoengine.kernels import warm
+    from nanoengine.kernels.store_kv import store_kv
+    from nanoengine.model.config import NAMED_CONFIGS
+    from nanoengine.model.decoder import Decoder
+
+    config = NAMED_CONFIGS[name]
+    model = Decoder(config, 64).to(dtype)
+    attention = TritonAttention(config.num_attention_heads // config.num_key_value_heads)
+    k = torch.zeros(2, config.num_key_value_heads, config.head_dim, dtype=dtype)
+    cache, slots = k.new_zeros(2, 1, 16, *k.shape[1:]), torch.zeros(2, dtype=torch.int64)
+    calls = [*warm._calls(model, 16, torch.device("cpu"), dtype), *attention.warm_calls(model, 16)]
+    return recorded_calls(lambda: [call() for call in [*calls, lambda: store_kv(k, k, cache, slots)]])
+
+
+def main(architecture: int) -> None:
+    kinds = [("tiny-qwen3", torch.float32), ("tiny-llama", torch.float16), ("smollm2-135m", torch.bfloat16)]
+    calls = [call for kind in kinds if architecture >= 80 or kind[1] != torch.bfloat16 for call in launches(*kind)]
+    with ThreadPoolExecutor(2) as pool:
+        print(*sorted(set(pool.map(lambda call: compiled(*call, architecture), calls))))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,28 @@
+"""Every kernel compiles for every generation of GPUs that is spoken of; none of them need be there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KERNELS = set("_add_norm _best_of_row _best_of_tile _combine_pieces _decode_inputs _decode_pieces _gemv _prefill_tiles "
+              "_rope_store _store_kv _swiglu".split())  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", [75, 80, 90])
+def test_kernels_compile(architecture):
+    """75 is a T4, which has no bfloat16; 80 an A100; 90 an H100 or H200."""
+    surroundings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run([sys.executable, "-m", "tests.kernels.compile_all", str(architecture)], env=surroundings,
+                         cwd=Path(__file__).parents[2], capture_output=True, text=True)  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert set(run.stdout.split()) == KERNELS
+
+
+def test_the_list_of_kernels_is_whole():
+    sources = (Path(__file__).parents[2] / "nanoengine/kernels").glob("*.py")
+    called = {line.split("[")[0].strip() for source in sources for line in source.read_text().splitlines()
+              if line.strip().startswith("_") and "[(" in line or line.strip().startswith("_") and "[grid](" in line}  # fmt: skip
+    assert called == KERNELS
