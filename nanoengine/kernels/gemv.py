@@ -38,7 +38,8 @@ def swiglu_gemv_reference(gate_up, weight, bias=None) -> torch.Tensor:
 
 
 def gemv(x, weight, bias=None, out=None) -> torch.Tensor:
-    """x [1, in] times weight [out, in] transposed, plus bias [out]; float32 sums. Returns [1, out], in ``out`` if given."""
+    """x [1, in] times weight [out, in] transposed, plus bias [out]; float32 sums. Returns [1, out], in ``out`` if
+    given."""
     return _launch(x, x, x, None, weight, bias, 0.0, plain=True, out=out)
 
 
@@ -54,7 +55,8 @@ def swiglu_gemv(gate_up, weight, bias=None) -> torch.Tensor:
     return _launch(gate_up, gate_up, gate_up, None, weight, bias, 0.0, swiglu=True)
 
 
-def _launch(x, delta, norm_weight, new, weight, bias, eps, *, plain=False, norm=False, add=False, swiglu=False, out=None):
+def _launch(x, delta, norm_weight, new, weight, bias, eps, *, plain=False, norm=False, add=False, swiglu=False,
+            out=None):  # fmt: skip
     outputs, inputs = weight.shape
     out = x.new_empty(1, outputs) if out is None else out
     rows = 2 if outputs <= 4096 else 4
