@@ -38,7 +38,8 @@ class AttentionBackend(Protocol):
 
 
 def choose_backend(
-    name: str, device: torch.device, block_size: int | None = None, *, head_dim: int = 128, group: int = 1
+    name: str, device: torch.device, block_size: int | None = None, *, head_dim: int = 128, group: int = 1,
+    kv_heads: int = 8,
 ) -> AttentionBackend:
     """The backend called ``name``; "auto" takes the fastest one that works on ``device``.
 
@@ -57,7 +58,7 @@ def choose_backend(
         if name in ("auto", candidate):
             problem = why_not(device, block_size, head_dim)
             if problem is None:
-                return make(group)
+                return make(group, kv_heads)
             problems[candidate] = problem
     if name == "auto":
         return TorchAttention()
@@ -91,13 +92,13 @@ def _why_not_flash(device: torch.device, block_size: int | None, head_dim: int) 
     return None
 
 
-def _make_triton(group: int) -> AttentionBackend:
+def _make_triton(group: int, kv_heads: int) -> AttentionBackend:
     from nanoengine.attention.triton_attention import TritonAttention
 
-    return TritonAttention(group)
+    return TritonAttention(group, kv_heads)
 
 
-def _make_flash(group: int) -> AttentionBackend:
+def _make_flash(group: int, kv_heads: int) -> AttentionBackend:
     from nanoengine.attention.flash_attention import FlashAttention
 
     return FlashAttention()

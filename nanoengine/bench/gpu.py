@@ -12,7 +12,6 @@ import time
 from datetime import date
 from statistics import median
 
-from nanoengine.bench.peers import transformers_beside
 from nanoengine.bench.roofline import decode_seconds, find_card, workload_seconds
 from nanoengine.bench.stats import percentile
 from nanoengine.bench.workload import Workload
@@ -65,19 +64,15 @@ def timed(llm, workload: Workload, temperature: float = 0.6) -> float:
     return seconds
 
 
-def throughput(model: str = "qwen3-0.6b", runs: int = 3, hf_batch: int | None = None, **settings) -> dict:
-    """Output tokens per second on nano-vllm's workload: ``runs`` runs after a warm-up run, fresh prompts in each.
-
-    hf_batch: afterwards run transformers' generate on it too, in static batches of so many.
-    """
+def throughput(model: str = "qwen3-0.6b", runs: int = 3, **settings) -> dict:
+    """Output tokens per second on nano-vllm's workload: ``runs`` runs after a warm-up run, fresh prompts in each."""
     workload = nano_vllm_workload()
     llm, started = make_llm(model, **settings)
     with llm:
         seconds = [timed(llm, fresh(workload, 100 + run)) for run in range(runs + 1)][1:]
         config, facts = llm.model_config, _facts(llm)
     rates = [workload.num_output_tokens / s for s in seconds]
-    beside = {"beside": transformers_beside(config, workload, hf_batch)} if hf_batch else {}
-    return machine() | beside | {
+    return machine() | {
         "workload": f"{workload.name}: {len(workload.prompts)} requests, {workload.num_input_tokens} tokens in, "
         f"{workload.num_output_tokens} out, temperature 0.6",
         "model": f"{model}, random weights", "settings": facts, "output_tok_s": round(median(rates), 1),

@@ -66,6 +66,12 @@ def cpu_kv_bytes(kv_cache_gib: float | None) -> int:
     return min(GIB, psutil.virtual_memory().available // 2)
 
 
+def on_device(values, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A list of numbers as a tensor on ``device``; the host does not wait for a GPU, as torch.tensor(device=) does."""
+    host = torch.tensor(values, dtype=dtype)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+
+
 def upload(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
     """int64 arrays as tensors on ``device``, all in one copy that the host does not wait for."""
     return views(pinned(arrays, device).to(device, non_blocking=True), list(map(len, arrays)))

@@ -61,7 +61,7 @@ class ModelRunner:
         m = self.model_config
         self.attention = attention or choose_backend(
             config.attention, self.device, config.block_size,
-            head_dim=m.head_dim, group=m.num_attention_heads // m.num_key_value_heads,
+            head_dim=m.head_dim, group=m.num_attention_heads // m.num_key_value_heads, kv_heads=m.num_key_value_heads,
         )  # fmt: skip
         self.sampler = sampler or Sampler()
         self._tune(config)

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from nanoengine.engine.device import upload
+from nanoengine.engine.device import on_device, upload
 from nanoengine.engine.sequence import Sequence
 
 _GOLDEN, _C1, _C2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -50,18 +50,18 @@ class _Rows:
         self.seqs, params = list(seqs), [seq.params for seq in seqs]
 
         def column(name: str, dtype=torch.float32) -> torch.Tensor:
-            return torch.tensor([getattr(p, name) for p in params], dtype=dtype, device=device)[:, None]
+            return on_device([getattr(p, name) for p in params], dtype, device)[:, None]
 
         self.sampled = [i for i, p in enumerate(params) if p.temperature > 0]
         self.all_sampled = len(self.sampled) == len(seqs)
-        self.index = torch.tensor(self.sampled, dtype=torch.int64, device=device)
+        self.index = on_device(self.sampled, torch.int64, device)
         self.temperature = column("temperature")
         self.top_k, self.top_p, self.min_p = column("top_k", torch.int64), column("top_p"), column("min_p")
         self.truncated = [
             i for i, p in enumerate(params) if p.temperature > 0 and (p.top_k or p.top_p < 1 or p.min_p > 0)
         ]
-        self.truncated_index = torch.tensor(self.truncated, dtype=torch.int64, device=device)
-        self.seeds = torch.tensor([_signed(seq.seed % 2**64) for seq in seqs], dtype=torch.int64, device=device)
+        self.truncated_index = on_device(self.truncated, torch.int64, device)
+        self.seeds = on_device([_signed(seq.seed % 2**64) for seq in seqs], torch.int64, device)
         self.penalised = [i for i, p in enumerate(params) if p.needs_history]
         self.held = [i for i, p in enumerate(params) if p.min_tokens]
 
@@ -75,7 +75,7 @@ class _History:
         self.num_read = 0
 
     def update(self, seq: Sequence) -> None:
-        new = torch.tensor(seq.token_ids[self.num_read :], dtype=torch.int64, device=self.seen.device)
+        new = on_device(seq.token_ids[self.num_read :], torch.int64, self.seen.device)
         self.seen[new] = True
         generated = new[max(0, seq.num_prompt_tokens - self.num_read) :]
         self.counts.index_add_(0, generated, torch.ones_like(generated, dtype=torch.float32))
@@ -124,7 +124,8 @@ class Sampler:
         for i in rows.held:
             seq = rows.seqs[i]
             if positions[i] - seq.num_prompt_tokens < seq.params.min_tokens and seq.end_token_ids:
-                logits[i, list(seq.end_token_ids)] = -torch.inf
+                ends = on_device(list(seq.end_token_ids), torch.int64, logits.device)
+                logits[i].index_fill_(0, ends, -torch.inf)
 
     def _draw(self, logits: torch.Tensor, rows: _Rows, positions: np.ndarray) -> torch.Tensor:
         scores = logits / rows.temperature.clamp(min=1e-6)

@@ -12,7 +12,7 @@ CUDA = torch.device("cuda")
 @pytest.fixture
 def machine(monkeypatch):
     """machine(packages, capability): what is installed, and what the card is."""
-    made = {name: (why, lambda group, name=name: name) for name, (why, _) in base._GPU_BACKENDS.items()}
+    made = {name: (why, lambda *heads, name=name: name) for name, (why, _) in base._GPU_BACKENDS.items()}
     monkeypatch.setattr(base, "_GPU_BACKENDS", made)
 
     def be(packages=("triton", "flash_attn"), capability=(9, 0)):

@@ -47,13 +47,16 @@ def forced_logits(name, wanted, prompt_len, *, rounds=1, load_format="dummy", **
     return {(keys[key], position): row for (key, position), row in sampler.logits.items()}, facts
 
 
+def largest_error(found, wanted) -> float:
+    assert found.keys() == wanted.keys()
+    return max(float((row.float() - wanted[key].float()).abs().max()) for key, row in found.items())
+
+
 def compare(found, wanted, bound):
     """(largest error, share of steps whose top-2 margin exceeds the bound); the argmax must agree there."""
-    assert found.keys() == wanted.keys()
-    worst, decided = 0.0, 0
+    worst, decided = largest_error(found, wanted), 0
     for key, row in found.items():
         reference = wanted[key].float()
-        worst = max(worst, float((row.float() - reference).abs().max()))
         first, second = reference.topk(2).values.tolist()
         if first - second > bound:
             decided += 1

@@ -99,7 +99,7 @@ def test_padding_of_a_decode_batch_reads_and_writes_nothing():
     full, empty = TritonAttention(2).plan(batch, one, 4), TritonAttention(2).plan(
         Batch([], *[np.empty(0, np.int64)] * 5, [], *[np.empty(0, np.int64)] * 2), np.empty(0, np.int64), 4
     )
-    sizes = [4, 4, 4, 4, 4, 4 * (4 + spare_pieces(4)), 3 * spare_pieces(4), 0]
+    sizes = [4, 4, 4, 4, 4, 4 * (4 + spare_pieces(4, 8)), 3 * spare_pieces(4, 8), 0]
     assert [len(x) for x in full] == [len(x) for x in empty] == sizes
     slots, _, starts, queries, contexts, work, *_ = full
     assert (slots.tolist(), starts.tolist()) == ([33, 33, -1, -1], [0, 1, 2, 3])
@@ -136,7 +136,7 @@ def test_padding_of_a_mixed_batch_reads_and_writes_nothing():
     none = np.empty(0, np.int64)
     empty = Batch([], none, none, none, none, none, [], none, none)
     plans = [TritonAttention(2).plan(batch, one, 5, 128), TritonAttention(2).plan(empty, none, 5, 128)]
-    sizes = [128, 5, 5, 5, 5, 4 * (5 + spare_pieces(5)), 3 * spare_pieces(5), 2 * (128 // 64 + 5)]
+    sizes = [128, 5, 5, 5, 5, 4 * (5 + spare_pieces(5, 8)), 3 * spare_pieces(5, 8), 2 * (128 // 64 + 5)]
     assert [[len(x) for x in plan] for plan in plans] == [sizes, sizes]
     slots, _, starts, _, seen, work, _, tiles = plans[0]
     assert (slots[:74] == tokens).all() and (slots[74:] == -1).all()
@@ -154,3 +154,12 @@ def test_a_mixed_step_never_needs_more_tiles_than_its_bucket_has(seed):
     lens = draw.integers(1, [2, 3, 5, 70, 400][seed % 5], int(draw.integers(1, 60)))
     rows, per_tile = np.flatnonzero(lens > 1), int(draw.integers(1, 130))
     assert plan_tiles(lens, lens, rows, per_tile).shape[1] <= most_tiles(int(lens.sum()), len(lens), per_tile)
+
+
+def test_pieces_of_a_decode_step():
+    """What was fastest at 8 KV heads; half as many KV heads want twice the pieces."""
+    from nanoengine.attention.triton_attention import spare_pieces
+
+    fastest = {1: 32, 4: 116, 16: 128, 48: 160, 101: 213, 143: 241, 213: 171, 256: 128, 1024: 32}
+    assert {rows: spare_pieces(rows, 8) for rows in fastest} == fastest
+    assert [spare_pieces(2 * rows, 4) for rows in fastest] == [2 * spare_pieces(rows, 8) for rows in fastest]
