@@ -112,6 +112,11 @@ class Graphs:
         batch = Batch(lists, none, none, none, none, none, lists, none, none)
         return self._arrays(bucket, batch, none, SamplingArrays.none(0))
 
+    def _pad(self, bucket: int) -> None:
+        """Make the inputs those of a step that reads and writes nothing."""
+        padding = pinned(self._padding(bucket), self._inputs.device)
+        self._inputs[: len(padding)].copy_(padding)
+
     @torch.inference_mode()
     def record(self, pool=None):
         """Record all buckets, the largest first. Returns the pool that their memory comes from."""
@@ -121,8 +126,7 @@ class Graphs:
         side = torch.cuda.Stream(device)
         gc.collect()
         for bucket in reversed(self.sizes):
-            padding = pinned(self._padding(bucket), device)
-            self._inputs[: len(padding)].copy_(padding)
+            self._pad(bucket)
             side.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(side):  # a first run outside: compiles kernels, chooses matrix products
                 self._step(bucket)

@@ -5,6 +5,8 @@ import os
 import pytest
 import torch
 
+from tests.kernels.bounds import bounds_checked
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
@@ -17,3 +19,8 @@ def device():
 @pytest.fixture(autouse=True)
 def _triton():
     pytest.importorskip("triton", reason="triton is not installed")
+    if torch.cuda.is_available():
+        yield
+    else:
+        with bounds_checked():
+            yield

@@ -115,3 +115,13 @@ def test_store_skips_padded_rows_and_takes_strided_parts(device, kv_heads, d):
     store_kv_reference(k, v, wanted, slots)
     assert torch.equal(found, wanted)
     assert found.view(2, 32, -1).abs().sum(-1).count_nonzero() == 6
+
+
+def test_a_kernel_that_leaves_its_tensors_is_caught(device):
+    """The check of tests/kernels/bounds.py itself: a slot beyond the cache."""
+    if device.type == "cuda":
+        return
+    k, cache = torch.randn(1, 2, 64), torch.zeros(2, 4, 16, 2, 64)
+    store_kv(k, k, cache, torch.tensor([63]))
+    with pytest.raises(Exception, match="_store_kv: 128 of 128 stores are outside"):
+        store_kv(k, k, cache, torch.tensor([64 + 64]))

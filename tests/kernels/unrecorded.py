@@ -11,6 +11,7 @@ from nanoengine.engine.cuda_graph import Graphs, record_graphs
 def _run_each_time(graphs, pool=None):
     for bucket in reversed(graphs.sizes):
         with torch.inference_mode():
+            graphs._pad(bucket)
             graphs._step(bucket)
         graphs._graphs[bucket] = SimpleNamespace(replay=lambda bucket=bucket: graphs._step(bucket))
 

@@ -1,0 +1,80 @@
+"""Random requests through the GPU's runner, every step a replay, against the plain runner: the same tokens.
+
+``python -m tests.kernels.test_graph_fuzz FIRST LAST`` runs further seeds.
+"""
+
+import random
+import sys
+
+import pytest
+
+from nanoengine import SamplingParams
+from nanoengine.config import EngineConfig
+from nanoengine.engine.llm_engine import LLMEngine
+from nanoengine.engine.model_runner import ModelRunner
+
+
+def settings_of(draw: random.Random) -> dict:
+    """Limits so small that prompts are cut, rows wait, and blocks run out."""
+    rows = draw.randint(1, 5)
+    budget = draw.choice([rows, rows + 1, 7, 16, 40])
+    return dict(max_model_len=64, max_num_seqs=min(rows, budget), max_num_batched_tokens=budget, device="cpu",
+                num_blocks=draw.randint(4, 12), policy=draw.choice(["token_budget", "prefill_first"]),
+                enable_prefix_caching=draw.random() < 0.6)  # fmt: skip
+
+
+def requests_of(draw: random.Random) -> list[tuple[int, list[int], SamplingParams]]:
+    """(step before which it comes, prompt, options)"""
+    shared = [draw.randrange(64) for _ in range(32)]
+    requests = []
+    for number in range(draw.randint(1, 6)):
+        own = [draw.randrange(64) for _ in range(draw.choice([1, 2, 9, 20]))]
+        prompt = shared[: draw.choice([0, 16, 20, 32])] + own
+        options = draw.choice([dict(temperature=0), dict(temperature=0.7), dict(temperature=1.0, top_k=5),
+                               dict(logprobs=2), dict(repetition_penalty=1.3, temperature=0)])  # fmt: skip
+        params = SamplingParams(**options, seed=number, max_tokens=draw.randint(1, 6), ignore_eos=True)
+        requests.append((draw.randint(0, 6), prompt, params))
+    return sorted(requests, key=lambda request: request[0])
+
+
+def outputs(runner, config, requests):
+    engine = LLMEngine(config, runner=runner)
+    waiting, seqs, step = list(requests), [], 0
+    while waiting or engine.has_unfinished():
+        while waiting and (waiting[0][0] <= step or not engine.has_unfinished()):
+            _, prompt, params = waiting.pop(0)
+            seqs.append(engine.add_request(prompt, params))
+        engine.step()
+        engine.block_manager.check_invariants(engine.sequences.values())
+        step += 1
+    return [(seq.output_ids, seq.logprobs and [sorted(entry) for entry in seq.logprobs]) for seq in seqs]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tokens_are_those_of_the_plain_runner(seed):
+    import torch
+
+    from nanoengine.attention.triton_attention import TritonAttention
+    from nanoengine.engine.gpu_runner import GpuRunner
+    from tests.kernels.test_gpu_runner import one_layer
+    from tests.kernels.unrecorded import give_graphs
+
+    draw = random.Random(seed)
+    settings, requests = settings_of(draw), requests_of(draw)
+    config = EngineConfig(vocab_size=64, **settings)
+    wanted = outputs(ModelRunner(config, model=one_layer(True)), config, requests)
+    runner = GpuRunner(config, model=one_layer(True), attention=TritonAttention(2, 2))
+    for cache in runner._layer_caches:  # what a block held before must not matter
+        cache.fill_(torch.nan)
+    replays = give_graphs(runner, config)
+    assert outputs(runner, config, requests) == wanted, (settings, requests)
+    assert replays
+
+
+if __name__ == "__main__":
+    import os
+
+    os.environ["TRITON_INTERPRET"] = "1"
+    for number in range(int(sys.argv[1]), int(sys.argv[2])):
+        test_tokens_are_those_of_the_plain_runner(number)
+        print(number, "equal", flush=True)
