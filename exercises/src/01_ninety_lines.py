@@ -28,7 +28,7 @@ lesson("01", lang="en", torch=False)
 # <!-- zh -->
 # ## 01a · 不等结果的 step
 #
-# 课里的 `MyEngine.step()` 一发出去就等结果,主机准备下一批的时候,runner 就闲着。写一个 `step(engine)`,让**一步在飞**:先发出这一批,*再*收上一批。
+# 课里的 `MyEngine.step()` 一发出去就等结果,主机准备下一批的时候,runner 就闲着。写一个 `step(engine)`,让**一步在飞**:先发出这一批,**再**收上一批。
 
 # %% [markdown] id="ex01a-rules"
 # Called again and again until `engine.has_unfinished()` is False. Each call returns what **landed** in it:

@@ -562,7 +562,7 @@ print("... and all of these before activations, CUDA context and graphs")
 # <!-- zh -->
 # > **常见误解** 「batch 越大,吞吐越高。」
 # >
-# > 一步 decode 要读一遍全部权重,**再加上 batch 里每条序列的 KV**。权重占大头时,多加几条几乎不要钱;等 KV 占了大头,每多一条就多一份字节:吞吐不再往上走,只是趋于饱和。
+# > 一步 decode 要读一遍全部权重,**再加上 batch 里每条序列的 KV**。权重占大头时,多加几条几乎不要钱;等 KV 占了大头,每多一条就多一份字节:吞吐越涨越慢,趋于饱和。
 
 # %% id="saturation"
 def ideal_tokens_per_second(batch, context, bandwidth=4.8e12):  # H200, datasheet

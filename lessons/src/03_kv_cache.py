@@ -328,7 +328,7 @@ for name, (passes, tokens, flops, moved) in ledger.items():
 # key), without a cache and with one. **Predict** the four factors.
 #
 # <!-- zh -->
-# ## 6 · 「O(n) 还是 O(n²)?」,说准
+# ## 6 · 把「O(n) 还是 O(n²)」说准
 #
 # prompt 只有 1 个 token,往后生成 *n* 个。*n* 翻一倍,没有缓存和有缓存,token 前向和注意力的 query-key 对(一个 query 见一个 key)各涨几倍?**先预测**这四个倍数。
 

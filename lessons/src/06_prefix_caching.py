@@ -115,7 +115,7 @@ for letter in "AC":
 # **key of a block = hash(key of the block before, its own tokens)**.
 #
 # <!-- zh -->
-# 前两个。不是因为这两块的 *token* 一样,而是因为它们**前面**的也全都一样。从第 2 层起,一个 token 的 K/V 就依赖它左边的所有 token。所以一个块的身份不是「这 4 个 token」,而是「**在那段前缀之后的**这 4 个 token」。(只给写满的块记:半满的还要接着写。)
+# 前两个。不是因为这两块的 **token** 一样,而是因为它们**前面**的也全都一样。从第 2 层起,一个 token 的 K/V 就依赖它左边的所有 token。所以一个块的身份不是「这 4 个 token」,而是「**在那段前缀之后的**这 4 个 token」。(只给写满的块记:半满的还要接着写。)
 #
 # 要能查,就得给整段前缀一个键,又不想每次从头哈希一遍:**这一块的键** = `hash(上一块的键, 这一块的 token)`。
 
@@ -465,7 +465,7 @@ for length in (7, 8, 9):
 # That is the block's doing, not a law: with pages of one token, SGLang's default, one token is enough.
 #
 # <!-- zh -->
-# 下一个 token 来自 **logits**,logits 要把最后一个 token 过一遍所有层才有,光有 KV 是没有的。所以至少要算一个。而命中按整块算:8 个 token 时,*最后一整块*都得重算,因为共享的块不许写,那一个 token 没处放。nano-vllm 的块是 256,一条 256 的 prompt,一个也命中不了。
+# 下一个 token 来自 **logits**,logits 要把最后一个 token 过一遍所有层才有,光有 KV 是没有的。所以至少要算一个。而命中按整块算:8 个 token 时,**最后一整块**都得重算,因为共享的块不许写,那一个 token 没处放。nano-vllm 的块是 256,一条 256 的 prompt,一个也命中不了。
 #
 # 这是按块管理带来的,不是铁律:SGLang 默认一页只有一个 token,那就真的只算一个。
 
@@ -508,7 +508,7 @@ lines(range(1, 9), {"no cache": forgetful, "prefix cache": remembering},
 # <!-- zh -->
 # 第 8 轮只算 {{ remembering[-1]}} 个 token,原来是 {{ forgetful[-1]}} 个;整段聊天 {{ sum(remembering)}} 个,原来 {{ sum(forgetful):,}} 个。每一轮只算**新的部分**:token 从 O(n²) 变成了 O(n)。(注意力不是:每个新 token 还是要看整段历史。)
 #
-# 为什么是 {{ remembering[-1]}} 而不是 30?上一轮最后一个 token 没算过 KV,历史末尾那个没写满的块也没有记录。另外,命中省的是 *prefill*,也就是首 token 时间;decode 一步不少,要读的 KV 也一点不少。
+# 为什么是 {{ remembering[-1]}} 而不是 30?上一轮最后一个 token 没算过 KV,历史末尾那个没写满的块也没有记录。另外,命中省的是 **prefill**,也就是首 token 时间;decode 一步不少,要读的 KV 也一点不少。
 
 # %% [markdown] id="misconception"
 # > **Common misconception.** "If two prompts contain the same document, its KV is shared."

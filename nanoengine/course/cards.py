@@ -76,6 +76,7 @@ class Cards(Form):
 
         self.start()
         self._head, self._short, self._long, self._follow, self._note = (page(w) for _ in range(5))
+        self._short.layout.margin = "8px 0 0"  # off the buttons
         self._clock = Countdown(w, SHORT_SECONDS, self.lang)
         steps = {"show_short": self._on_short, "show_long": self._on_long, "show_follow": self._on_follow}
         self._steps = [self._button(w, key, act) for key, act in steps.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -112,17 +113,21 @@ def _lesson(record: Record, lang: str) -> list[Entry]:
         text = _VALUE.sub("…", section.text[lang])
         body = plain(html(text))
         if body:
-            place = f"{where['section']} · {section.title[lang]}"
-            found.append(Entry("section", place, section.title[lang], body, _short(body)))
+            found.append(Entry("section", where["section"], section.title[lang], body, _short(body)))
     for faq in record.faq:
-        see = tuple(describe(pointer, record.name, lang) for pointer in faq.see)
+        see = _places(faq.see, record.name, lang)
         found.append(Entry("faq", where["faq"], faq.question[lang], faq.answer[lang], faq.answer[lang], see))
     for card in record.cards:
-        see = tuple(describe(pointer, record.name, lang) for pointer in card.see)
+        see = _places(card.see, record.name, lang)
         asked = " ".join(f.question[lang] for f in card.follow_ups)
         body = f"{card.short[lang]} {asked}"
         found.append(Entry("card", where["card"], card.question[lang], body, card.short[lang], see))
     return found
+
+
+def _places(pointers: Iterable[str], lesson_name: str, lang: str) -> tuple[str, ...]:
+    """The pointers in words; two cells under one heading are one place."""
+    return tuple(dict.fromkeys(describe(pointer, lesson_name, lang) for pointer in pointers))
 
 
 def _short(text: str, limit: int = 260) -> str:

@@ -64,7 +64,7 @@ class Hunt(Form):
 
     def _stop(self, w: Any, number: int, stop: Stop) -> Any:
         source, answer = page(w), page(w)
-        source.layout.max_width = "1000px"
+        source.layout.max_width, source.layout.overflow = "1000px", "auto"  # a long line scrolls, the question stays
         show_source = w.ToggleButton(description=say("show_source", self.lang), layout={"width": "auto"})
         show_answer = w.ToggleButton(description=say("show_answer", self.lang), layout={"width": "auto"})
         show_source.observe(lambda c: fill(source, self.source(stop) if c["new"] else ""), "value")

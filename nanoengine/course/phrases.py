@@ -64,7 +64,7 @@ PHRASES: dict[str, Text] = {
     "card_of": Text("Card {n} of {of}", "第 {n}/{of} 张"),
     "due_now": Text("due now", "现在该复习"),
     "due_in": Text("Again in {time}.", "{time}后再复习。"),
-    "all_done": Text("Nothing is due. Next card in {time}.", "现在没有要复习的。下一张在{time}后。"),
+    "all_done": Text("Nothing is due. Next card in {time}.", "现在没有要复习的。下一张在 {time}后。"),
     "minutes": Text("{n} min", "{n} 分钟"),
     "hours": Text("{n} h", "{n} 小时"),
     "days": Text("{n} d", "{n} 天"),

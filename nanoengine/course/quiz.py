@@ -86,7 +86,8 @@ class Quiz(Form):
 
     def _asked(self, question: Question) -> str:
         kind = say("several" if len(question.right) > 1 else "one", self.lang)
-        return f"{inline(question.question[self.lang])} <small>{kind}</small>"
+        blank = "" if self.lang == "zh" else " "  # a wide bracket brings its own room
+        return f'{inline(question.question[self.lang])}{blank}<small style="white-space:nowrap">{kind}</small>'
 
     def reasons(self, question: Question, chosen: frozenset[int] = frozenset(), *, live: bool = True) -> str:
         """HTML: each option with a mark, why, and where to read again."""

@@ -54,6 +54,7 @@ class RecallSheet(Form):
 
         self._clock = Countdown(w, self.sheet.minutes * 60, self.lang)
         self._rubric, self._note = page(w), page(w)
+        self._rubric.layout.margin = "8px 0 0"  # off the buttons
         reveal = w.Button(description=say("show_rubric", self.lang), layout={"width": "auto"})
         reveal.on_click(self._on_reveal)
         buttons = []

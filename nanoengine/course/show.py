@@ -27,7 +27,7 @@ _FRAME = (
     "margin:2px 0;padding:6px 8px;border-left:3px solid #0a7cc4;line-height:1.45;white-space:pre;overflow-x:auto;"
     "background:transparent;color:inherit;font-family:var(--jp-code-font-family,monospace)"
 )
-_MARK = "background:rgba(240,173,0,.22)"
+_MARK = "background:rgba(240,173,0,.16)"  # stronger, a comment is hard to read on a dark page
 
 
 @dataclass(frozen=True)

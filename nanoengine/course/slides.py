@@ -54,8 +54,12 @@ _STYLE = """
   background: #faf6f2; font-style: normal; box-shadow: none; }
 .reveal table { font-size: .8em; margin: 8px 0; } .reveal .slide-number { font-size: 15px; }
 .reveal ul, .reveal ol { display: block; margin-left: 1.1em; } .reveal details { font-size: .8em; }
-.reveal .output { font-size: .8em; } .reveal .output pre { font-size: 16px; }
-.reveal .output:only-child img { max-height: 660px; } .reveal .output:only-child:has(details) img { max-height: 490px; }
+.reveal small { font-size: .85em; } .reveal small, .reveal small * { vertical-align: baseline; }
+.reveal .output { font-size: .8em; display: flow-root; } .reveal .output pre { font-size: 16px; }
+.reveal .output:only-child img { max-height: 660px; } .reveal .output:only-child:has(details) img { max-height: 600px; }
+.reveal .output:only-child details img { max-height: 480px; } .reveal details { display: flow-root; }
+.reveal .output div:has(> img):has(+ details) { float: left; margin-right: 24px; }
+.reveal .output div:has(> code:only-child) { font-size: 16px !important; }
 """
 _MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
 

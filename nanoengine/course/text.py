@@ -14,6 +14,7 @@ HAN = re.compile(r"[\u3400-\u9fff]")
 _WORD = re.compile(r"[A-Za-z0-9][\w'’.,/%-]*")
 _FOLD = re.compile(r"(?<=[\u3000-\u9fff\uff01-\uff1f,:;]) +(?=[\u3000-\u9fff])|(?<=[\u3001-\u3003]) +")
 _TAG = re.compile(r"<[^>]+>")
+_CELLS = (re.compile(r"</t[hd]>\s*(?=<t[hd])"), " | "), (re.compile(r"</tr>\s*(?=</thead|<tr)"), " · ")
 _IN_A_WORD = re.compile(r"</?(?:a|code|em|strong)\b[^>]*>")  # no blank where they were
 
 
@@ -59,5 +60,7 @@ def bare(text: str) -> str:
 
 
 def plain(markup: str) -> str:
-    """HTML as plain text on one line."""
-    return " ".join(unescape(_TAG.sub(" ", _IN_A_WORD.sub("", markup))).split())
+    """HTML as plain text on one line; a table keeps marks between its cells and rows."""
+    for edge, mark in _CELLS:
+        markup = edge.sub(mark, markup)
+    return " ".join(unescape(_TAG.sub(" ", _IN_A_WORD.sub("", markup))).split()).removeprefix("| ")

@@ -88,7 +88,7 @@ def _belongs(chars: list[str], i: int) -> bool:
         return False
     if after is None:
         return True
-    if chars[i + 1].isspace() or (before.isdigit() and after.isdigit()):
+    if chars[i + 1].isspace() or (chars[i] in ",:" and before.isdigit() and after.isdigit()):
         return False
     return not {_beyond(chars, i, -1, past="*_ "), _beyond(chars, i, 1, past="*_ ")} & set("/|-.=&\\'\"")
 

@@ -51,7 +51,7 @@ CHINESE = {
     "requests": "个",
     "Empty slots": "空着的槽",
     "A chat of eight turns": "一段八轮的对话",
-    "# blocks, one after another": "# 个块,一个接一个",
+    "# blocks, one after another": "# 个块,用户轮流来",
 }
 # What Chinese engineers leave in English.
 SAME = {"prefill", "decode", "batch", "TFLOP/s", "B=#", "prefill #", "H200, #", "%", ""}

@@ -180,11 +180,11 @@ class Player:
         )
         self.speed = _choice(w, say("speed"), list(SPEEDS.items()), 800, 56)
         kinds = [(say(f"jump_{kind}"), kind) for kind in ("any", *JUMPS)]
-        self.kind = _choice(w, say("jump"), kinds, "any", 110)
+        self.kind = _choice(w, say("jump"), kinds, "any", 75)
         self.go = w.Button(icon="fast-forward", tooltip=say("jump"), layout={"width": "38px"})
         letters = dict.fromkeys(name for history in self.histories for name in history.letters.values())
         names = [(say("automatic"), ""), *((name, name) for name in letters)]
-        self.sequence = _choice(w, say("show_table"), names, "", 120)
+        self.sequence = _choice(w, say("show_table"), names, "", 85)
         self.predict = w.Checkbox(value=predict, description=say("predict"), indent=False, layout={"width": "auto"})
         self.reveal = w.Button(description=say("reveal"), layout={"width": "84px"})
         self.note, self.note_style = w.HTML(), w.HTML(layout={"display": "none"})

@@ -143,7 +143,7 @@ def bars(values: Mapping[str, float], *, unit: str, title: str, alt: str | None 
         raise ValueError("values is empty: a bar chart needs at least one bar")
     names, numbers = list(values), list(values.values())
     with matplotlib.rc_context(_STYLE):
-        fig, ax = _axes(title, unit, "", height=0.8 + 0.42 * len(names))
+        fig, ax = _axes(title, "", "", height=0.8 + 0.42 * len(names))  # each bar says its unit
         drawn = ax.barh(range(len(names)), numbers, color=COLOURS[0], height=0.62)
         ax.set_yticks(range(len(names)))
         ax.yaxis.set_major_formatter(FixedFormatter([_label(name) for name in names]))

@@ -117,6 +117,17 @@ def test_slider_buttons_jumps_and_choice_of_sequence(lab):
     assert lab.console_errors == []
 
 
+def test_a_note_beside_the_buttons_does_not_move_the_picture(lab):
+    cell = _cell(lab, 1)
+    _handle(cell).focus()
+    lab.page.keyboard.press("End")
+    _wait_for_title(cell, "step 20 of 20")
+    before = cell.locator(".widget-html svg").first.bounding_box()
+    cell.locator('button[title="next"]').click()
+    cell.locator("text=No more of these.").wait_for()
+    assert cell.locator(".widget-html svg").first.bounding_box() == before
+
+
 def test_play_runs_by_itself(lab):
     cell = _cell(lab, 1)
     cell.locator("select", has_text="4×").select_option(label="4×")

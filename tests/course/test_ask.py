@@ -3,7 +3,7 @@
 import pytest
 
 from nanoengine.course.ask import ask
-from nanoengine.course.corpus import Entry, terms, words
+from nanoengine.course.corpus import Entry, entries, terms, words
 from nanoengine.course.typography import chinese
 
 # question -> what one of the finds must be called or contain
@@ -92,6 +92,12 @@ def test_a_find_says_where_it_stands():
     assert "lesson 01, asked before" in text and "ModelRunner.launch" in text
     assert "<b>Why is sampling not in postprocess?</b>" in html and "<code>nanoengine/engine/model_runner.py:" in html
     assert answer._repr_mimebundle_() == {"text/html": html, "text/plain": text}
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_a_find_says_nothing_twice(lang):
+    for entry in entries(lang):
+        assert len(set(entry.see)) == len(entry.see) and entry.title not in entry.place, entry
 
 
 def test_the_answer_is_in_the_language_of_the_question():

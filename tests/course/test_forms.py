@@ -150,6 +150,11 @@ def test_the_still_quiz_gives_each_reason_and_pointer(lang):
             assert inline(option.reason[lang]) in html
 
 
+def test_how_many_answers_there_are_follows_the_question_as_print_has_it():
+    assert '？<small style="white-space:nowrap">（' in quiz("06", lang="zh").html()
+    assert '? <small style="white-space:nowrap">(' in quiz("06", lang="en").html()
+
+
 def test_the_language_is_that_of_the_lesson(capsys):
     assert quiz("01").lang == "en"
     lesson("04", lang="zh")

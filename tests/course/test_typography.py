@@ -7,7 +7,7 @@ import nbformat
 import pytest
 
 from nanoengine.course.phrases import say
-from nanoengine.course.text import Text, plain, unfold
+from nanoengine.course.text import Text, html, plain, unfold
 from nanoengine.course.typography import chinese
 
 LESSONS = Path(__file__).parents[2]
@@ -40,6 +40,7 @@ LESSONS = Path(__file__).parents[2]
         ("`split()`;GB 是 10**9,GiB 不是", "`split()`；GB 是 10**9，GiB 不是"),
         ("start += len(new);new = 新的 | n(n+1)/2,O(n²) |", "start += len(new)；new = 新的 | n(n+1)/2，O(n²) |"),
         ("见 https://a.b/c,或 HF_ENDPOINT=https://x", "见 https://a.b/c，或 HF_ENDPOINT=https://x"),
+        ("33 / 16 的上整是 3 > 2;33 % 16 = 1", "33 / 16 的上整是 3 > 2；33 % 16 = 1"),  # parts no number
         ("块大小 16,32 个 token,共 1,024 个", "块大小 16，32 个 token，共 1,024 个"),
         ("plain English, yes (really)?", "plain English, yes (really)?"),
     ],
@@ -58,6 +59,8 @@ def test_labels_of_the_forms_are_typeset():
     assert say("reread", "zh", places=say("enumerate", "zh").join(["甲", "乙"])) == "→ 回看：甲、乙"
     assert say("label", "zh", name=say("stop_talking", "zh")) == "讲到哪里打住："
     assert plain("<p>用 <code>step</code>、<strong>块</strong>，</p><p>然后</p>") == "用 step、块， 然后"
+    table = html("| | 甲 | 乙 |\n| --- | --- | --- |\n| 一 | 二 | 三 |\n| 四 | 五 | 六 |")
+    assert plain(table) == "甲 | 乙 · 一 | 二 | 三 · 四 | 五 | 六"
 
 
 def test_a_text_of_the_course_is_typeset_when_it_is_said():

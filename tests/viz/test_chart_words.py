@@ -37,6 +37,7 @@ def test_bars_in_chinese_keep_their_order_and_numbers(chinese):
     found = texts(plot.svg())
     assert found.index("静态预留 4096") < found.index("每块 16")
     assert "静态预留 4096 81.5 %" in plot.alt
+    assert found.count("%") == 0 and found.count("2 %") == 1  # the unit stands at each bar, not under them again
 
 
 def test_nothing_of_the_layout_is_left_in_the_picture(chinese):

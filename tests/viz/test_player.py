@@ -61,7 +61,7 @@ def test_jumps_go_to_every_event_in_turn_and_say_when_there_is_none(eventful):
         seen.append(view.step)
     preemptions = History(eventful).jumps("preempt")
     assert seen == [*preemptions, preemptions[-1]]
-    assert view.note.value == "No later step of this kind."
+    assert view.note.value == "No more of these."
     assert view.jump("preempt", -1) and view.step == preemptions[-2]
     assert view.note.value == ""
 
