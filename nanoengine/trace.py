@@ -17,7 +17,7 @@ A record (one step) is a dict of JSON types:
     slot_mapping slot of each computed token, rows end to end
     events       {"kind": "arrive" | "admit" | "hit" | "preempt" | "finish" | "abort", "seq": id, ...,
                  "why": one English sentence}
-    graph_bucket padded batch size of the CUDA graph, or null
+    graph_bucket padded number of tokens of the CUDA graph, or null
     seconds      {"at": when the batch was built, on the trace's clock; "total": from then until its tokens are written}
 Ids in JSON keys are strings; ``Trace.load`` makes them ints again.
 """

@@ -5,7 +5,7 @@ kv cache        one token a step; requests in closed batches, each with room for
 continuous      a request starts as soon as another one has ended
 paging          blocks of 16 tokens: memory for what is there, not for what may come
 prefix cache    (measured on prompts that begin alike, with and without)
-CUDA graphs     a decode step is one launch
+CUDA graphs     a step is one launch
 overlap         the host prepares the next step while the GPU runs this one
 fused kernels   residual + norm, QK-norm + RoPE + store, SwiGLU, products for one token
 """
