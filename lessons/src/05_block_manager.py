@@ -619,7 +619,7 @@ for (name, tokens), (step_bytes, measured) in RECORD.items():
     print(f"{name:10} {tokens:6} tokens: step {step_bytes / 1e9:.2f} GB, blocks: "
           f"estimate {rough:,}, less the step {better:,}, measured {measured:,}")
 table = 1024 * 151_936 * 4  # bytes of all rows' logits in fp32
-peak = (RECORD["qwen3-8b", 2048][0] - table - 2**28) / 1.1  # less what measure_largest_step adds to it
+peak = (RECORD["qwen3-8b", 2048][0] - table - 2**28) / 1.1  # less what was kept for graphs, and 256 MiB
 print(f"peak {peak / 1e9:.1f} GB: {peak / table:.0f} times the logits, {table / 1e9:.2f} GB")
 
 # %% [markdown] id="profile-read"

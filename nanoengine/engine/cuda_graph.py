@@ -34,13 +34,13 @@ def mixed_sizes(max_num_batched_tokens: int) -> list[int]:
     return [size for size in sizes if size < most] + [most]
 
 
-def graph_bytes(config, vocab_size: int, itemsize: int, step_bytes: int) -> int:
-    """What graphs need beyond a step's own memory: their logits, and the layers of their largest mixed step.
+def graph_bytes(config, vocab_size: int, itemsize: int, layer_bytes: int) -> int:
+    """What graphs hold on to: the logits of all rows, and the layers of their largest mixed step.
 
-    step_bytes: what a step of max_num_batched_tokens needs.
+    layer_bytes: what the layers of a step of max_num_batched_tokens need.
     """
     tokens = min(MOST_TOKENS, config.max_num_batched_tokens)
-    return config.max_num_seqs * vocab_size * itemsize + step_bytes * tokens // config.max_num_batched_tokens
+    return config.max_num_seqs * vocab_size * itemsize + layer_bytes * tokens // config.max_num_batched_tokens
 
 
 def record_graphs(runner, config) -> list[Graphs]:

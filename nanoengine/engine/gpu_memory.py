@@ -68,6 +68,7 @@ def measure_largest_step(runner, config: EngineConfig) -> int:
     ids = torch.zeros(len(batch.input_ids), dtype=torch.int64, device=device)
     metadata = runner.attention.prepare(batch, runner.block_size, device)
     hidden = runner.model(ids, torch.from_numpy(batch.positions).to(device), runner.attention, caches, metadata)
+    layers = torch.cuda.max_memory_allocated(device) - before
     rows = config.max_num_seqs
     logits = runner.model.logits(hidden[torch.arange(rows, device=device) % len(hidden)])
     params = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=5)
@@ -77,7 +78,7 @@ def measure_largest_step(runner, config: EngineConfig) -> int:
     report_logprobs(raw, seqs, tokens)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
-    graphs = graph_bytes(config, logits.shape[1], runner.dtype.itemsize, peak)
+    graphs = graph_bytes(config, logits.shape[1], runner.dtype.itemsize, layers)
     return int(1.1 * peak) + graphs + 256 * 2**20  # matrix-product workspaces, compiled kernels
 
 

@@ -163,3 +163,13 @@ def test_pieces_of_a_decode_step():
     fastest = {1: 32, 4: 116, 16: 128, 48: 160, 101: 213, 143: 241, 213: 171, 256: 128, 1024: 32}
     assert {rows: spare_pieces(rows, 8) for rows in fastest} == fastest
     assert [spare_pieces(2 * rows, 4) for rows in fastest] == [2 * spare_pieces(rows, 8) for rows in fastest]
+
+
+def test_memory_of_graphs_is_logits_and_layers_not_the_sampler():
+    from nanoengine.engine.cuda_graph import graph_bytes
+
+    config = EngineConfig(vocab_size=151_936, max_num_seqs=1024, max_num_batched_tokens=8192, max_model_len=4096)
+    logits = 1024 * 151_936 * 2
+    assert graph_bytes(config, 151_936, 2, 1000) == logits + 500  # the largest graph has half of the tokens
+    config = EngineConfig(vocab_size=151_936, max_num_seqs=1024, max_num_batched_tokens=2048, max_model_len=4096)
+    assert graph_bytes(config, 151_936, 2, 1000) == logits + 1000
