@@ -1,6 +1,10 @@
-"""``nanoengine bench latency | arrivals | ladder | tp``, and ``bench offline`` on a GPU. Imports nothing heavy."""
+"""``nanoengine bench latency | arrivals | ladder | attention | tp``; ``bench offline`` on a GPU. Imports little."""
 
 from __future__ import annotations
+
+import itertools
+
+NO_GPU = "this measurement needs a CUDA GPU, and torch sees none (nanoengine doctor says more)"
 
 
 def add_bench_gpu(kinds) -> None:
@@ -18,6 +22,15 @@ def add_bench_gpu(kinds) -> None:
                               description="The ablation ladder: naive, KV cache, ..., fused kernels.")  # fmt: skip
     ladder.add_argument("--runs", type=int, default=3, metavar="N", help="runs of a quick rung (default: 3)")
     ladder.set_defaults(run=run_ladder)
+    attention = kinds.add_parser("attention", help="the decode kernel by itself on a GPU",
+                                 description="Memory bandwidth that the paged decode kernel reaches, in each variant "
+                                 "that the options name (default: the engine's own).")  # fmt: skip
+    attention.add_argument("--tile", type=int, nargs="+", metavar="N", help="keys a program loads at a time")
+    attention.add_argument("--warps", type=int, nargs="+", metavar="N", help="warps a program")
+    attention.add_argument("--stages", type=int, nargs="+", metavar="N", help="tiles whose loads are in flight")
+    attention.add_argument("--spare", type=int, nargs="+", metavar="N", help="pieces beyond one a row")
+    attention.add_argument("--ranks", type=int, default=1, metavar="K", help="one of K ranks' KV heads (default: 1)")
+    attention.set_defaults(run=run_attention)
     tp = kinds.add_parser("tp", help="one model on 1, 2, ... ranks", description="Tensor parallelism: the "
                           "workload of bench offline and one stream, on each number of GPUs.")  # fmt: skip
     tp.add_argument("--models", nargs="+", default=["qwen3-0.6b", "qwen3-8b"], metavar="SHAPE",
@@ -27,7 +40,7 @@ def add_bench_gpu(kinds) -> None:
     tp.add_argument("--cpu", action="store_true", help="processes on the CPU")
     tp.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
     tp.set_defaults(run=run_tp)
-    for parser in (latency, arrivals, ladder):
+    for parser in (latency, arrivals, ladder, attention):
         parser.add_argument("--model", default="qwen3-0.6b", metavar="SHAPE", help="random weights (qwen3-0.6b)")
         parser.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
 
@@ -78,6 +91,20 @@ def run_ladder(args) -> int:
     return _measure(args, lambda: measure(args.model, args.runs))
 
 
+def run_attention(args) -> int:
+    from nanoengine.bench.commands import report
+
+    if not has_gpu():
+        raise ValueError(NO_GPU)
+    from nanoengine.bench.attention import measure, show
+    from nanoengine.kernels.paged_decode import Tuning
+
+    own = Tuning()
+    sizes = itertools.product(args.tile or [own.tile], args.warps or [own.warps], args.stages or [own.stages])
+    tunings = [Tuning(*size) for size in sizes]
+    return report(args.json, lambda: measure(args.model, tunings, args.spare or [None], ranks=args.ranks), show)
+
+
 def run_tp(args) -> int:
     from nanoengine.bench.commands import report
     from nanoengine.bench.tensor_parallel import measure, show
@@ -95,5 +122,5 @@ def _measure(args, measure) -> int:
     from nanoengine.bench.gpu import show
 
     if not has_gpu():
-        raise ValueError("this measurement needs a CUDA GPU, and torch sees none (nanoengine doctor says more)")
+        raise ValueError(NO_GPU)
     return report(args.json, measure, show)

@@ -9,6 +9,8 @@ small kernel combines rows that were cut into several pieces.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import triton
@@ -24,21 +26,29 @@ from nanoengine.kernels.common import (
     wait_for_last,
 )
 
-TILE, WARPS, STAGES = 32, 2, 2  # keys a program loads at a time; tiles whose loads are in flight
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `nanoengine bench attention` found best on an H200. tile: keys that a program loads at a time; stages: tiles
+    whose loads are in flight."""
+
+    tile: int = 32
+    warps: int = 2
+    stages: int = 2
 
 
-def plan_pieces(contexts: np.ndarray, rows: np.ndarray, spare: int, size: int | None = None):
+def plan_pieces(contexts: np.ndarray, rows: np.ndarray, spare: int, size: int | None = None, tile: int = Tuning.tile):
     """Cut rows into pieces of equal length (the last one of a row is shorter), at most ``spare`` more than rows.
 
     contexts: int64 [R], >= 1, tokens that each of ``rows`` (int64 [R], row numbers of the batch) sees.
-    size: what to take R for in the sizes of the results (a padded batch), at least R.
+    size: what to take R for in the sizes of the results (a padded batch), at least R. tile: see Tuning.
     Returns work, int64 [4, size + spare]: row (-1: nothing to do), first key, end, and the piece's
     number (-1 if it is its row's only one), the longest first; and split, int64 [3, spare], the rows
     that have several: row, number of its first piece, how many (0: nothing to do).
     """
     # sum(ceil(c / length)) <= sum(c) / length + R, which is R + spare for this length:
     length = -(-int(contexts.sum()) // spare) if spare else int(contexts.max(initial=1))
-    length = max(TILE, -(-length // TILE) * TILE)
+    length = max(tile, -(-length // tile) * tile)
     counts = -(-contexts // length)
     firsts = np.cumsum(counts) - counts
     owner = np.repeat(np.arange(len(rows)), counts)
@@ -67,7 +77,7 @@ def paged_decode_reference(q, cache, tables, contexts, scale: float) -> torch.Te
     return out
 
 
-def paged_decode(q, cache, tables, table_rows, tokens, work, split, out, scale: float) -> None:
+def paged_decode(q, cache, tables, table_rows, tokens, work, split, out, scale: float, tuning=Tuning()) -> None:
     """Attention of one query token a row, over the first contexts[row] slots of its block table.
 
     q, out: [T, heads, D], heads and dims dense (a row's token is tokens[row], int64 [B]); out is written
@@ -83,8 +93,8 @@ def paged_decode(q, cache, tables, table_rows, tokens, work, split, out, scale: 
         q, cache, tables, table_rows, tokens, work, out, partial, weight, scale * 1.4426950408889634,
         q.stride(0), out.stride(0), cache.stride(0), tables.stride(0), pieces,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, GROUP_PAD=power_of_two(heads // kv_heads, 16),
-        D=d, D_PAD=power_of_two(d), BLOCK_SIZE=block_size, TILE=TILE, PRECISION=dot_precision(q.dtype),
-        **overlapped(q), num_warps=WARPS, num_stages=STAGES,
+        D=d, D_PAD=power_of_two(d), BLOCK_SIZE=block_size, TILE=tuning.tile, PRECISION=dot_precision(q.dtype),
+        **overlapped(q), num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
     if split.shape[1]:
         _combine_pieces[(split.shape[1], heads)](

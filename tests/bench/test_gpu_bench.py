@@ -68,3 +68,42 @@ def test_a_result_is_shown_with_its_ceiling():
                  "runs_tok_s": [25000.0], "first_token_s": 9.5,
                  "ceiling": dict(card="H200", bandwidth=4.8e12, output_tok_s=39000.0, percent=64.1)})  # fmt: skip
     assert "25,000.0 output tok/s" in text and "39,000" in text and "64.1 %" in text
+
+
+@pytest.mark.parametrize("block_size", [16, 256])
+def test_the_scenes_of_bench_attention(block_size):
+    """Lengths as in the workload after so many steps; every block belongs to one row, and all keys have theirs."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    from nanoengine.bench.attention import STEPS, scene_of
+
+    work = nano_vllm_workload()
+    for steps in STEPS[::3]:
+        scene = scene_of(list(map(len, work.prompts)), steps, work.output_lens, block_size)
+        left = [len(p) + steps for p, n in zip(work.prompts, work.output_lens, strict=True) if n > steps]
+        assert scene.contexts.tolist() == left
+        rows = zip(scene.tables, left, strict=True)
+        used = [int(block) for line, n in rows for block in line[: -(-n // block_size)]]
+        assert len(set(used)) == len(used) and max(used) < scene.num_blocks
+    few = scene_of([17, 40], 0, None, block_size)
+    assert few.contexts.tolist() == [17, 40] and few.name == "2 x 28"
+
+
+def test_the_table_of_bench_attention_marks_the_best():
+    pytest.importorskip("triton", reason="triton is not installed")
+    from nanoengine.bench.attention import show
+
+    def row(tile, spare, rates):
+        scenes = {name: {"us": 1.0, "tb_s": rate} for name, rate in zip(("1 x 400", "256 x 658"), rates, strict=True)}
+        return {"tile": tile, "warps": 2, "stages": 3, "spare_pieces": spare, "scenes": scenes}
+
+    text = show({"machine": "m", "date": "d", "model": "x", "bandwidth": 4.8e12,
+                 "rows": [row(32, None, (0.3, 4.2)), row(64, 128, (0.25, 4.4))]})  # fmt: skip
+    assert "TB/s, of 4.8" in text and "0.30*" in text and "4.20 " in text and "4.40*" in text and "own" in text
+
+
+def test_bench_attention_says_what_is_missing(capsys):
+    import torch
+
+    if not torch.cuda.is_available():
+        assert main(["bench", "attention", "--tile", "32", "64"]) == 2
+        assert "needs a CUDA GPU" in capsys.readouterr().err

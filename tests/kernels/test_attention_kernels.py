@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nanoengine.kernels.paged_decode import TILE, paged_decode, paged_decode_reference, plan_pieces
+from nanoengine.kernels.paged_decode import Tuning, paged_decode, paged_decode_reference, plan_pieces
 from nanoengine.kernels.paged_prefill import (
     paged_prefill,
     paged_prefill_reference,
@@ -80,7 +80,7 @@ def test_pieces_cover_every_key_once_and_rows_are_never_more_than_allowed():
             assert own[0][0] == 0 and own[-1][1] == context
             assert all(left[1] == right[0] for left, right in zip(own, own[1:], strict=False))
             assert [number for *_, number in own] == ([-1] if count == 1 else list(range(first, first + count)))
-            assert all((b - a) % TILE == 0 for a, b, _ in own[:-1])
+            assert all((b - a) % Tuning.tile == 0 for a, b, _ in own[:-1])
 
 
 @pytest.mark.parametrize(
