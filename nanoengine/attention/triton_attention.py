@@ -54,7 +54,8 @@ class TritonAttention(PagedBackend):
         per_tile = queries_per_tile(self.group)
         most = None if size is None else 0 if tokens is None else most_tiles(tokens, size, per_tile)
         tiles = plan_tiles(batch.query_lens, batch.context_lens, others, per_tile, most)
-        spare = spare_pieces(len(decode) if size is None else size, self.kv_heads)
+        rows = len(decode) if size is None else size
+        spare = spare_pieces(rows, self.kv_heads) if rows else 0  # prompts alone need no launch of the decode kernel
         work, split = plan_pieces(batch.context_lens[decode], decode, spare, size)
         return [*arrays, work.reshape(-1), split.reshape(-1), tiles.reshape(-1)]
 

@@ -29,7 +29,8 @@ def overlapped(x: torch.Tensor) -> dict:
     """Launch options of a kernel that may be set up while the one before it still runs (Hopper and newer).
 
     Such a kernel lets its follower start at once and, before it touches what an earlier kernel wrote or reads,
-    waits until that one has ended: ``begin(OVERLAP)``, or ``let_next_start`` and ``wait_for_last``.
+    waits until that one has ended: ``begin(OVERLAP)``, or ``let_next_start`` and ``wait_for_last``. It waits even if
+    it has nothing to do: its own end tells the next kernel that all before it have ended.
     CUDA's name is programmatic dependent launch. It hides a microsecond or two a kernel.
     """
     return dict(OVERLAP=True, launch_pdl=True) if _can_overlap(x.device) else dict(OVERLAP=False)

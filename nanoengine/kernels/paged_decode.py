@@ -114,7 +114,8 @@ def _decode_pieces(
     let_next_start(OVERLAP)
     head, item = tl.program_id(0), tl.program_id(1)
     row = tl.load(work + item)
-    if row < 0:
+    if row < 0:  # nothing to do; but if no program waited, the next kernel could begin before the last one has ended
+        wait_for_last(OVERLAP)
         return
     start, end = tl.load(work + pieces + item).to(tl.int32), tl.load(work + 2 * pieces + item).to(tl.int32)
     piece = tl.load(work + 3 * pieces + item)

@@ -146,6 +146,19 @@ def test_padding_of_a_mixed_batch_reads_and_writes_nothing():
     assert (plans[1][5] == -1).all() and (plans[1][7] == -1).all()
 
 
+def test_a_step_of_prompts_alone_or_decoding_rows_alone_launches_one_kernel():
+    """Without a graph, that is: a recorded step has the sizes of its bucket."""
+    from nanoengine.attention.triton_attention import TritonAttention
+
+    one = np.ones(2, np.int64)
+    for queries, pieces, tiles in ((one * 5, 0, 2), (one, 2, 0), (np.array([5, 1]), 1, 1)):
+        tokens = np.arange(queries.sum())
+        batch = Batch([0, 1], tokens, tokens, tokens, queries, queries * 2, [[0], [1]], np.arange(2), one)
+        plan = TritonAttention(2).plan(batch, one)
+        assert ((plan[5].reshape(4, -1)[0] >= 0).sum(), len(plan[7]) // 2) == (pieces, tiles)
+        assert bool(len(plan[5])) == bool(pieces)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_mixed_step_never_needs_more_tiles_than_its_bucket_has(seed):
     from nanoengine.kernels.paged_prefill import most_tiles, plan_tiles
