@@ -27,20 +27,27 @@ def bucket_sizes(max_num_seqs: int) -> list[int]:
     return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
 
 
-def mixed_sizes(max_num_batched_tokens: int) -> list[int]:
-    """Numbers of tokens of mixed steps; from 512 on at most a fifth of them is padding."""
+def most_tokens(config) -> int:
+    """Of any step: a row computes all of its tokens but the last one."""
+    return min(config.max_num_batched_tokens, config.max_num_seqs * (config.max_model_len - 1))
+
+
+def mixed_sizes(most: int) -> list[int]:
+    """Numbers of tokens of mixed steps, up to ``most``; from 512 on at most a fifth of them is padding."""
     sizes = [32, 64, *range(128, 1024, 128), *range(1024, 2048, 256), *range(2048, MOST_TOKENS, 512)]
-    most = min(MOST_TOKENS, max_num_batched_tokens)
+    most = min(MOST_TOKENS, most)
     return [size for size in sizes if size < most] + [most]
 
 
 def graph_bytes(config, vocab_size: int, itemsize: int, layer_bytes: int) -> int:
     """What graphs hold on to: the logits of all rows, and the layers of their largest mixed step.
 
-    layer_bytes: what the layers of a step of max_num_batched_tokens need.
+    layer_bytes: what the layers of the largest step need.
     """
-    tokens = min(MOST_TOKENS, config.max_num_batched_tokens)
-    return config.max_num_seqs * vocab_size * itemsize + layer_bytes * tokens // config.max_num_batched_tokens
+    if config.enforce_eager:
+        return 0
+    most = most_tokens(config)
+    return config.max_num_seqs * vocab_size * itemsize + layer_bytes * min(MOST_TOKENS, most) // most
 
 
 def record_graphs(runner, config) -> list[Graphs]:
@@ -53,7 +60,7 @@ def record_graphs(runner, config) -> list[Graphs]:
     first = runner.group is None or runner.group.rank == 0
     scores = lm_head.new_empty(rows if first else 0, getattr(runner.model, "vocab_size", len(lm_head)))
     decode, mixed = DecodeGraphs(runner, config, scores), MixedGraphs(runner, config, scores)
-    decode.record(mixed.record())  # the largest first: the smaller ones then fit into its memory
+    decode.record(*mixed.record())  # the largest first: the smaller ones then fit into its memory
     return [decode, mixed]
 
 
@@ -118,12 +125,13 @@ class Graphs:
         self._inputs[: len(padding)].copy_(padding)
 
     @torch.inference_mode()
-    def record(self, pool=None):
-        """Record all buckets, the largest first. Returns the pool that their memory comes from."""
+    def record(self, pool=None, side=None) -> tuple:
+        """Record all buckets, the largest first. Returns the pool that their memory comes from, and the stream that
+        they were recorded on: what is free there is free for that stream alone."""
         device = self._inputs.device
         # NCCL has a thread that looks at events all the time: what other threads do must not end a recording
         mode = "global" if self._runner.group is None else "thread_local"
-        side = torch.cuda.Stream(device)
+        side = side or torch.cuda.Stream(device)
         gc.collect()
         for bucket in reversed(self.sizes):
             self._pad(bucket)
@@ -138,14 +146,15 @@ class Graphs:
             pool = pool or graph.pool()
             self._graphs[bucket] = graph
         torch.cuda.synchronize(device)
-        return pool
+        return pool, side
 
 
 class DecodeGraphs(Graphs):
     """Each row has one token, and samples. A bucket is a number of rows."""
 
     def __init__(self, runner, config, scores):
-        self.rows, self.sizes = config.max_num_seqs, bucket_sizes(config.max_num_seqs)
+        self.rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self.sizes = bucket_sizes(self.rows)
         super().__init__(runner, config, scores)
 
     def _is_mine(self, batch: Batch) -> bool:
@@ -186,7 +195,7 @@ class MixedGraphs(Graphs):
     """
 
     def __init__(self, runner, config, scores):
-        self.rows, self.sizes = min(config.max_num_seqs, MOST_ROWS), mixed_sizes(config.max_num_batched_tokens)
+        self.rows, self.sizes = min(config.max_num_seqs, MOST_ROWS), mixed_sizes(most_tokens(config))
         self._tokens = torch.zeros(self.rows, dtype=torch.int64, device=runner.device)
         super().__init__(runner, config, scores)
 

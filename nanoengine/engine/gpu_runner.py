@@ -25,6 +25,12 @@ from nanoengine.model.ops import TorchOps
 from nanoengine.model.sampler import Sampler, report_logprobs
 
 
+def differs(model: Decoder) -> bool:
+    """True for a subclass with ways of its own: a graph would leave some of them out."""
+    names = ("forward", "embed", "layers_forward", "scores", "logits")
+    return any(getattr(type(model), name) is not getattr(Decoder, name) for name in names)
+
+
 class PendingTokens:
     """A launched step: its tokens are on their way to page-locked memory, and ``landed`` says when they are there.
 
@@ -76,9 +82,8 @@ class GpuRunner(ModelRunner):
             self._options = SamplingArrays.of([])
             max_blocks = -(-config.max_model_len // self.block_size)
             self.tables = BlockTables(self._lines, max_blocks, self.device) if self._paged else None
-            self.graphs = []
-            own_model = type(self.model).forward is not Decoder.forward
-            if self._paged and self.device.type == "cuda" and not config.enforce_eager and not own_model:
+            self.graphs, self._own_model = [], self.group is None and differs(self.model)
+            if self._paged and self.device.type == "cuda" and not config.enforce_eager and not self._own_model:
                 self.graphs = record_graphs(self, config)
 
     def _tune(self, config: EngineConfig) -> None:
@@ -132,7 +137,8 @@ class GpuRunner(ModelRunner):
         hidden, (last, *columns) = self._forward(
             batch, last, batch.sample_rows, options.seeds, options.temperature_bits, batch.sample_positions
         )
-        return self.model.scores(hidden[last]) if len(last) else None, None, *columns
+        scores = self.model.logits if self._own_model else self.model.scores
+        return scores(hidden[last]) if len(last) else None, None, *columns
 
     def _sample_eagerly(self, batch: Batch, options: SamplingArrays, scores, rows, seeds, temperatures, places):
         if scores is None:

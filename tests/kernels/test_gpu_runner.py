@@ -1,5 +1,7 @@
 """The GPU's runner on a CPU: kernels in Triton's interpreter, everything but graphs and streams."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,39 @@ def test_tokens_are_those_of_the_plain_runner(qk_norm, graphs):
     ):
         assert outputs(ours, config, params) == outputs(plain, config, params)
     assert set(replays) == ({("DecodeGraphs", 1), ("DecodeGraphs", 2), ("MixedGraphs", 8)} if graphs else set())
+
+
+def test_a_decoder_of_your_own_is_asked_and_gets_no_graph():
+    from nanoengine.attention.triton_attention import TritonAttention
+    from nanoengine.engine.gpu_runner import GpuRunner, differs
+    from nanoengine.model.decoder import Decoder
+
+    class Backwards(Decoder):
+        def logits(self, hidden):
+            return super().logits(hidden).flip(-1)
+
+    class Doubled(Decoder):
+        def embed(self, input_ids):
+            return super().embed(63 - input_ids)
+
+    class Plain(Decoder):
+        def scores(self, hidden):  # knows no ``out``
+            return -(hidden @ self.lm_head.t())
+
+    class Renamed(Decoder):
+        pass
+
+    config = EngineConfig(vocab_size=64, max_model_len=40, max_num_seqs=2, num_blocks=5, device="cpu")
+    params = [SamplingParams(temperature=0, max_tokens=1), SamplingParams(seed=3, max_tokens=1)]
+    found = []
+    for kind, own in ((Decoder, False), (Renamed, False), (Backwards, True), (Doubled, True), (Plain, True)):
+        model = one_layer(True)
+        model.__class__ = kind
+        assert differs(model) == own
+        wanted = outputs(ModelRunner(config, model=model), config, params)
+        assert outputs(GpuRunner(config, model=model, attention=TritonAttention(2, 2)), config, params) == wanted
+        found.append(wanted)
+    assert found[0] == found[1] and all(found[0] != other for other in found[2:])
 
 
 class Step:
@@ -125,6 +160,28 @@ def test_buckets_of_mixed_steps():
     sizes = mixed_sizes(8192)
     assert sizes == sorted(set(sizes)) and sizes[-1] == 4096
     assert all(b - a <= b / 5 + 1 for a, b in zip(sizes, sizes[1:], strict=False) if a >= 512)
+
+
+def test_no_graph_is_larger_than_the_largest_step():
+    """Memory is measured with that step: a larger graph would need more than was left for it."""
+    from nanoengine.attention.triton_attention import TritonAttention
+    from nanoengine.engine.cuda_graph import Graphs, graph_bytes, most_tokens, record_graphs
+    from nanoengine.engine.gpu_memory import _longest_rows
+    from nanoengine.engine.gpu_runner import GpuRunner
+
+    for sizes in ((2, 8192, 40), (7, 4, 40), (256, 8192, 64), (1, 1, 2)):
+        names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+        settings = dict(zip(names, sizes, strict=True)) | dict(vocab_size=64, num_blocks=20, device="cpu")
+        config = EngineConfig(**settings)
+        largest = sum(seq.num_scheduled_tokens for seq in _longest_rows(config, 16))
+        assert largest == most_tokens(config)
+        logits = config.max_num_seqs * 64 * 2
+        assert graph_bytes(config, 64, 2, 10**6) == logits + 10**6 * min(4096, largest) // largest
+        assert graph_bytes(EngineConfig(enforce_eager=True, **settings), 64, 2, 10**6) == 0
+        runner = GpuRunner(config, model=one_layer(True), attention=TritonAttention(2, 2))
+        with patch.object(Graphs, "record", lambda graphs, *before: ()):
+            decode, mixed = record_graphs(runner, config)
+        assert mixed.sizes[-1] == min(4096, largest) and decode.sizes[-1] == min(sizes[:2])
 
 
 def test_padding_of_a_mixed_batch_reads_and_writes_nothing():

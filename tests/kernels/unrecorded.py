@@ -8,12 +8,13 @@ import torch
 from nanoengine.engine.cuda_graph import Graphs, record_graphs
 
 
-def _run_each_time(graphs, pool=None):
+def _run_each_time(graphs, *before) -> tuple:
     for bucket in reversed(graphs.sizes):
         with torch.inference_mode():
             graphs._pad(bucket)
             graphs._step(bucket)
         graphs._graphs[bucket] = SimpleNamespace(replay=lambda bucket=bucket: graphs._step(bucket))
+    return before
 
 
 def give_graphs(runner, config) -> list[tuple[str, int]]:
