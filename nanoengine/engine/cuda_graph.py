@@ -175,10 +175,10 @@ class DecodeGraphs(Graphs):
 
         runner = self._runner
         ids, sources, positions, seeds, temperatures, *plan = self._given[bucket]
-        tables, model = runner.tables.tensor, runner.model
-        metadata = runner.attention.metadata(plan, tables, 1, self._max_model_len)
-        stream = decode_inputs(ids, sources, runner.newest(), positions, metadata.slots, metadata.table_rows, tables,
-                               model.embed_tokens, runner.block_size, model.first_token)  # fmt: skip
+        tables, model, (slots, table_rows, *_) = runner.tables.tensor, runner.model, plan
+        stream = decode_inputs(ids, sources, runner.newest(), positions, slots, table_rows, tables, model.embed_tokens,
+                               runner.block_size, model.first_token)  # fmt: skip
+        metadata = runner.attention.metadata(plan, tables, 1, self._max_model_len)  # may copy tables: they are complete
         hidden = model.layers_forward(stream, positions, runner.attention, runner._layer_caches, metadata)
         scores = model.scores(hidden, self._scores[:bucket])
         if len(scores):
