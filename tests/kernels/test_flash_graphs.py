@@ -1,4 +1,4 @@
-"""flash-attn's metadata of padded rows, without flash-attn: its two functions in torch, strict about what it is given."""
+"""flash-attn's metadata of padded rows, without flash-attn: two functions in torch, strict about what they get."""
 
 import random
 import sys

@@ -58,6 +58,26 @@ def test_tokens_are_those_of_the_plain_runner(qk_norm, graphs):
     assert set(replays) == ({("DecodeGraphs", 1), ("DecodeGraphs", 2), ("MixedGraphs", 8)} if graphs else set())
 
 
+def test_a_sampler_of_your_own_is_asked_in_place_of_the_graphs_draw():
+    """And its tokens, not the drawn ones, are what the next step is fed, while they are in flight, and what logprobs
+    tell of, when a later step has replaced them."""
+    from nanoengine.attention.triton_attention import TritonAttention
+    from nanoengine.engine.gpu_runner import GpuRunner
+
+    def unlikely(logits, seqs, positions):
+        return logits.topk(30).indices[:, 29]
+
+    config = EngineConfig(vocab_size=64, max_model_len=40, max_num_seqs=2, max_num_batched_tokens=13, num_blocks=5,
+                          device="cpu")  # fmt: skip
+    params = [SamplingParams(max_tokens=3, logprobs=1), SamplingParams(max_tokens=2)]
+    wanted = outputs(ModelRunner(config, model=one_layer(True), sampler=unlikely), config, params)
+    assert len(set(wanted[0][0])) == 3
+    ours = GpuRunner(config, model=one_layer(True), attention=TritonAttention(2), sampler=unlikely)
+    replays = give_graphs(ours, config)
+    assert outputs(ours, config, params) == wanted
+    assert replays == [("MixedGraphs", 13), ("DecodeGraphs", 2), ("DecodeGraphs", 1)]
+
+
 def test_a_decoder_of_your_own_is_asked_and_gets_no_graph():
     from nanoengine.attention.triton_attention import TritonAttention
     from nanoengine.engine.gpu_runner import GpuRunner, differs

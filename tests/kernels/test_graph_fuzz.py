@@ -50,25 +50,63 @@ def outputs(runner, config, requests):
     return [(seq.output_ids, seq.logprobs and [sorted(entry) for entry in seq.logprobs]) for seq in seqs]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3])  # each takes seconds, 2 takes minutes
-def test_tokens_are_those_of_the_plain_runner(seed):
+def shape_of(draw: random.Random):
+    """A model's shape, and the rest that kernels are compiled for: block size, spare pieces."""
+    from nanoengine.model.config import ModelConfig
+
+    kv_heads, group, d = draw.choice([1, 1, 2, 3, 8]), draw.choice([1, 2, 5, 7]), draw.choice([16, 24, 80])
+    vocabulary, layers = draw.choice([64, 77]), draw.randint(1, 2)
+    shape = ModelConfig("Qwen3ForCausalLM", vocabulary, 32, 48, layers, kv_heads * group, kv_heads, d, 64,
+                        tie_word_embeddings=draw.random() < 0.5, attention_bias=draw.random() < 0.3,
+                        qk_norm=draw.random() < 0.5, dtype="float32")  # fmt: skip
+    return shape, draw.choice([16, 17, 48, 256]), draw.choice([0, 1, 3])
+
+
+def decoder(shape):
+    from nanoengine.model.decoder import Decoder
+    from nanoengine.model.weights import dummy_weights
+
+    made = Decoder(shape, 64)
+    made.load_weights((name, 10 * weight) for name, weight in dummy_weights(shape))
+    return made.eval()
+
+
+def check(shape, settings, requests, seed) -> None:
     import torch
 
     from nanoengine.attention.triton_attention import TritonAttention
     from nanoengine.engine.gpu_runner import GpuRunner
-    from tests.kernels.test_gpu_runner import one_layer
     from tests.kernels.unrecorded import give_graphs
 
-    draw = random.Random(seed)
-    settings, requests = settings_of(draw), requests_of(draw)
-    config = EngineConfig(vocab_size=64, **settings)
-    wanted = outputs(ModelRunner(config, model=one_layer(True)), config, requests)
-    runner = GpuRunner(config, model=one_layer(True), attention=TritonAttention(2, 2))
+    config = EngineConfig(vocab_size=shape.vocab_size, **settings)
+    wanted = outputs(ModelRunner(config, model=decoder(shape)), config, requests)
+    group = shape.num_attention_heads // shape.num_key_value_heads
+    attention = TritonAttention(group, shape.num_key_value_heads)
+    runner = GpuRunner(config, model=decoder(shape), attention=attention)
     for cache in runner._layer_caches:  # what a block held before must not matter
         cache.fill_(torch.nan)
     replays = give_graphs(runner, config)
-    assert outputs(runner, config, requests) == wanted, (settings, requests)
+    assert outputs(runner, config, requests) == wanted, (seed, shape, settings, requests)
     assert replays
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])  # each takes seconds, 2 takes minutes
+def test_tokens_are_those_of_the_plain_runner(seed):
+    from tests.kernels.test_gpu_runner import one_layer
+
+    draw = random.Random(seed)
+    check(one_layer(True).config, settings_of(draw), requests_of(draw), seed)
+
+
+@pytest.mark.parametrize("seed", [1000])
+def test_tokens_of_any_shape(seed, monkeypatch):
+    """One KV head or eight, groups and heads that are no power of two, large and odd blocks, few or no spare pieces."""
+    from nanoengine.attention import triton_attention
+
+    draw = random.Random(seed)
+    shape, block_size, spare = shape_of(draw)
+    monkeypatch.setattr(triton_attention, "spare_pieces", lambda rows, kv_heads: spare)
+    check(shape, settings_of(draw) | {"block_size": block_size}, requests_of(draw), seed)
 
 
 if __name__ == "__main__":
@@ -76,5 +114,9 @@ if __name__ == "__main__":
 
     os.environ["TRITON_INTERPRET"] = "1"
     for number in range(int(sys.argv[1]), int(sys.argv[2])):
-        test_tokens_are_those_of_the_plain_runner(number)
+        if number < 1000:
+            test_tokens_are_those_of_the_plain_runner(number)
+        else:
+            with pytest.MonkeyPatch.context() as patch:
+                test_tokens_of_any_shape(number, patch)
         print(number, "equal", flush=True)
