@@ -24,11 +24,11 @@ class BlockTables:
         self._line_of: dict[int, int] = {}
         self._last: tuple[list[int], np.ndarray] = ([], np.empty(0, np.int64))
 
-    def lines(self, batch: Batch, *, newest_follows: bool = False) -> np.ndarray:
+    def lines(self, batch: Batch, *, newest_follows: np.ndarray | None = None) -> np.ndarray:
         """int64 [B]: the line of each row, with all its blocks on the device when the step runs.
 
-        newest_follows: the step itself writes the block of each row's new token (decode_inputs does),
-        so that alone need not be sent: no decode step sends more than that.
+        newest_follows: int64 [B], the entry of each row that the step itself writes, its new token's (decode_inputs
+        does): if it is the last one it need not be sent, and most decode steps send nothing else.
         """
         keys = list(map(id, batch.block_tables))
         if keys == self._last[0]:
@@ -38,7 +38,7 @@ class BlockTables:
             self._last = (keys, lines)
         sizes = np.fromiter(map(len, batch.block_tables), np.int64, len(keys))
         known = self._sent[lines]
-        missing = known < (sizes - 1 if newest_follows else sizes)
+        missing = known < (sizes if newest_follows is None else sizes - (newest_follows == sizes - 1))
         if missing.any():
             self._send([(int(lines[i]), batch.block_tables[i], int(known[i])) for i in np.flatnonzero(missing)])
         self._sent[lines] = sizes

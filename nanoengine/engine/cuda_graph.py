@@ -161,7 +161,7 @@ class DecodeGraphs(Graphs):
         return batch.is_decode and len(batch.sample_rows) == len(batch.seqs)
 
     def _lines(self, batch: Batch) -> np.ndarray:
-        return self._runner.tables.lines(batch, newest_follows=True)
+        return self._runner.tables.lines(batch, newest_follows=batch.positions // self._runner.block_size)
 
     def _arrays(self, bucket, batch, lines, options) -> list[np.ndarray]:
         """ids, sources, positions, seeds, temperatures (as bits), [bucket] each, then the plan of attention."""

@@ -135,7 +135,7 @@ def test_block_tables_follow_growth_restart_and_eviction():
     assert shown(a, b) == [a, b]
     assert shown(b, a) == [b, a] and len(sent) == 1
     a.append(9)
-    shown(a, b, newest_follows=True)
+    shown(a, b, newest_follows=np.array([2, 0]))
     assert len(sent) == 1  # the step writes the 9 itself
     tables.tensor[tables._line_of[id(a)], 2] = 9
     assert shown(c, a) == [c, a]  # b is evicted
@@ -143,7 +143,9 @@ def test_block_tables_follow_growth_restart_and_eviction():
     restarted = [2, 2]
     assert shown(restarted, b) == [restarted, b]
     a.append(4)
-    assert shown(a, restarted, newest_follows=True) == [a, restarted]
+    assert shown(a, restarted, newest_follows=np.array([3, 1])) == [a, restarted]
+    restarted.append(3)  # reserved, while the new token still lies in the block before: the step does not write it
+    assert shown(a, restarted, newest_follows=np.array([3, 1])) == [a, restarted]
 
 
 def test_padding_of_a_decode_batch_reads_and_writes_nothing():
