@@ -55,7 +55,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens, block_table, sof
     return out
 
 
-@pytest.mark.parametrize(("seed", "limits"), [(0, {}), (4, {}), (3, dict(max_num_seqs=1, max_num_batched_tokens=1))])
+@pytest.mark.parametrize(("seed", "limits"), [(0, {}), (4, {}), (3, dict(max_num_seqs=2, max_num_batched_tokens=1))])
 def test_tokens_are_those_of_the_plain_runner(seed, limits, monkeypatch):
     """Random requests as for our own kernels, through graphs; a bucket of one token among them."""
     from nanoengine.engine.gpu_runner import GpuRunner

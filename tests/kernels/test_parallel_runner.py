@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import pytest
 import torch
 from torch.distributed import TCPStore
 
 from nanoengine import SamplingParams
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.kernels.decode_inputs import decode_inputs, decode_inputs_reference
+from nanoengine.parallel.decoder import ParallelDecoder
 
 PROMPTS = [[5, 9, 20, 7, 8, 31, 2, 47, 4, 50], [11, 62]]
 MIXES = [
@@ -56,6 +59,20 @@ def test_two_ranks_with_overlap_and_the_step_that_graphs_record():
         second.kill()
         second.wait()
         second.stdout.close()
+
+
+@pytest.mark.parametrize(("vocabulary", "ranks"), [(64, 2), (63, 2), (1, 2), (5, 4), (3, 8)])
+@pytest.mark.parametrize("given", [True, False])
+def test_logits_of_parts_that_end_in_padding(vocabulary, ranks, given):
+    """The last ranks may have fewer tokens than the others, or none."""
+    rows = -(-vocabulary // ranks)
+    whole = torch.randn(3, vocabulary)
+    parts = torch.nn.functional.pad(whole, (0, ranks * rows - vocabulary), value=torch.nan).view(3, ranks, rows)
+    rank = SimpleNamespace(group=SimpleNamespace(gather=lambda x: parts.transpose(0, 1)), vocab_size=vocabulary,
+                           ops=SimpleNamespace(product=lambda hidden, head: None), lm_head=None)  # fmt: skip
+    out = torch.full((3, vocabulary), torch.nan) if given else None
+    found = ParallelDecoder.scores(rank, torch.zeros(3, 8), out)
+    assert torch.equal(found, whole) and (out is None or found is out)
 
 
 def test_a_part_of_the_vocabulary(device):
