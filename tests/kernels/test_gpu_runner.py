@@ -206,6 +206,32 @@ def test_no_graph_is_larger_than_the_largest_step():
         assert mixed.sizes[-1] == min(4096, largest) and decode.sizes[-1] == min(sizes[:2])
 
 
+def test_which_graph_a_step_gets():
+    from nanoengine.attention.triton_attention import TritonAttention
+    from nanoengine.engine.cuda_graph import Graphs, record_graphs
+    from nanoengine.engine.gpu_runner import GpuRunner
+
+    config = EngineConfig(vocab_size=64, max_model_len=40, max_num_seqs=300, num_blocks=20, device="cpu")
+    runner = GpuRunner(config, model=one_layer(True), attention=TritonAttention(2, 2))
+    with patch.object(Graphs, "record", lambda graphs, *before: ()):
+        runner.graphs = record_graphs(runner, config)
+
+    def buckets(queries, sampling):
+        queries, tokens = np.array(queries), np.zeros(sum(queries), np.int64)
+        rows = np.arange(sampling)
+        batch = Batch([None] * len(queries), tokens, tokens, tokens, queries, queries, [], rows, rows)
+        return [graphs.bucket_of(batch) for graphs in runner.graphs]
+
+    assert buckets([1] * 3, 3) == [4, 32]
+    assert buckets([1] * 300, 300) == [300, None]  # a mixed step has 256 rows at most
+    assert buckets([1] * 300, 299) == [None, None]
+    assert buckets([1] * 256, 255) == [None, 256]
+    assert buckets([2] + [1] * 255, 256) == [None, 384]
+    assert buckets([2] + [1] * 256, 257) == [None, None]
+    assert buckets([39] * 105, 0) == [None, 4096]
+    assert buckets([39] * 106, 0) == [None, None]
+
+
 def test_padding_of_a_mixed_batch_reads_and_writes_nothing():
     from nanoengine.attention.triton_attention import TritonAttention, spare_pieces
 
