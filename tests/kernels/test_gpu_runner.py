@@ -10,13 +10,14 @@ from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.model_runner import ModelRunner
+from nanoengine.engine.scheduler import TokenBudgetScheduler
 from tests.kernels.unrecorded import give_graphs
 
 PROMPTS = [[5, 9, 20, 7, 8, 31, 2, 47, 4, 50], [11, 12, 13]]
 
 
-def outputs(runner, config, params):
-    engine = LLMEngine(config, runner=runner)
+def outputs(runner, config, params, **parts):
+    engine = LLMEngine(config, runner=runner, **parts)
     seqs = [engine.add_request(prompt, p) for prompt, p in zip(PROMPTS, params, strict=True)]
     for _ in engine.run():
         engine.block_manager.check_invariants(engine.sequences.values())
@@ -51,7 +52,7 @@ def test_tokens_are_those_of_the_plain_runner(qk_norm, graphs):
     assert (ours.overlap, type(ours.model.ops).__name__) == (1, "TritonOps")
     replays = give_graphs(ours, config) if graphs else []
     for params in (
-        [SamplingParams(temperature=0, max_tokens=4), SamplingParams(temperature=0.7, seed=3, max_tokens=3)],
+        [SamplingParams(temperature=0, max_tokens=4), SamplingParams(temperature=50, seed=3, max_tokens=3)],
         [SamplingParams(seed=5, max_tokens=2, min_tokens=1), SamplingParams(logprobs=2, seed=1, max_tokens=2)],
     ):
         assert outputs(ours, config, params) == outputs(plain, config, params)
@@ -76,6 +77,33 @@ def test_a_sampler_of_your_own_is_asked_in_place_of_the_graphs_draw():
     replays = give_graphs(ours, config)
     assert outputs(ours, config, params) == wanted
     assert replays == [("MixedGraphs", 13), ("DecodeGraphs", 2), ("DecodeGraphs", 1)]
+
+
+class Sips(TokenBudgetScheduler):
+    """A prompt gets 4 tokens a step: a row that samples may stand behind one that does not."""
+
+    def schedule(self):
+        plan = super().schedule()
+        for seq in plan.seqs:
+            left = max(0, seq.num_scheduled_tokens - 4)
+            seq.num_scheduled_tokens -= left
+            plan.num_tokens -= left
+        return plan
+
+
+def test_a_row_that_samples_behind_one_that_does_not():
+    from nanoengine.attention.triton_attention import TritonAttention
+    from nanoengine.engine.gpu_runner import GpuRunner
+
+    config = EngineConfig(vocab_size=64, max_model_len=40, max_num_seqs=2, max_num_batched_tokens=13, num_blocks=5,
+                          device="cpu")  # fmt: skip
+    params = [SamplingParams(temperature=0, max_tokens=1),
+              SamplingParams(temperature=50, seed=3, max_tokens=3, logprobs=1)]  # fmt: skip
+    wanted = outputs(ModelRunner(config, model=one_layer(True)), config, params, scheduler=Sips)
+    ours = GpuRunner(config, model=one_layer(True), attention=TritonAttention(2))
+    replays = give_graphs(ours, config)
+    assert outputs(ours, config, params, scheduler=Sips) == wanted
+    assert replays == [("MixedGraphs", 13)] * 3
 
 
 def test_a_decoder_of_your_own_is_asked_and_gets_no_graph():

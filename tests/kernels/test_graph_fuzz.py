@@ -24,13 +24,13 @@ def settings_of(draw: random.Random) -> dict:
 
 
 def requests_of(draw: random.Random) -> list[tuple[int, list[int], SamplingParams]]:
-    """(step before which it comes, prompt, options)"""
+    """(step before which it comes, prompt, options); so hot that a draw is seldom the likeliest token"""
     shared = [draw.randrange(64) for _ in range(32)]
     requests = []
     for number in range(draw.randint(1, 6)):
         own = [draw.randrange(64) for _ in range(draw.choice([1, 2, 9, 20]))]
         prompt = shared[: draw.choice([0, 16, 20, 32])] + own
-        options = draw.choice([dict(temperature=0), dict(temperature=0.7), dict(temperature=1.0, top_k=5),
+        options = draw.choice([dict(temperature=0), dict(temperature=50), dict(temperature=50, top_k=5),
                                dict(logprobs=2), dict(repetition_penalty=1.3, temperature=0)])  # fmt: skip
         params = SamplingParams(**options, seed=number, max_tokens=draw.randint(1, 6), ignore_eos=True)
         requests.append((draw.randint(0, 6), prompt, params))

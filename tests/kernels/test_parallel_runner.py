@@ -15,7 +15,7 @@ from nanoengine.parallel.decoder import ParallelDecoder
 
 PROMPTS = [[5, 9, 20, 7, 8, 31, 2, 47, 4, 50], [11, 62]]
 MIXES = [
-    [SamplingParams(temperature=0, max_tokens=3), SamplingParams(temperature=0.7, seed=3, max_tokens=5)],
+    [SamplingParams(temperature=0, max_tokens=3), SamplingParams(temperature=50, seed=3, max_tokens=5)],
     [SamplingParams(seed=5, max_tokens=2, min_tokens=1), SamplingParams(logprobs=2, seed=1, max_tokens=3)],
 ]  # fmt: skip
 
