@@ -64,6 +64,16 @@ def test_decode(device, heads, kv_heads, d, block_size, dtype, spare):
     assert (out[untouched] == POISON).all()
 
 
+def test_decode_of_a_row_in_more_pieces_than_are_combined_at_a_time(device):
+    cache, tables, rows, generator = pool(device, [700], 16, 2, 32)
+    q, token = torch.randn(1, 4, 32, generator=generator).to(device), torch.zeros(1, dtype=torch.int64, device=device)
+    work, split = (torch.from_numpy(x).to(device) for x in plan_pieces(np.array([700]), np.arange(1), 31))
+    assert split[2].max() > 16
+    out = torch.empty_like(q)
+    paged_decode(q, cache, tables, rows, token, work, split, out, 0.1)
+    close(out, paged_decode_reference(q, cache, tables[rows], torch.tensor([700]), 0.1), torch.float32)
+
+
 def test_pieces_cover_every_key_once_and_rows_are_never_more_than_allowed():
     rng = np.random.default_rng(0)
     for _ in range(200):
