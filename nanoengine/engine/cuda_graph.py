@@ -217,8 +217,7 @@ class MixedGraphs(Graphs):
         ids, sources, positions, last, rows, seeds, temperatures, places, *plan = self._given[bucket]
         longest = max(2, bucket)  # of one token would mean a decode step
         metadata = runner.attention.metadata(plan, runner.tables.tensor, longest, self._max_model_len)
-        ids = torch.where(sources >= 0, runner.newest()[sources.clamp(min=0)], ids)
-        hidden = runner.model(ids, positions, runner.attention, runner._layer_caches, metadata)
+        hidden = runner.model(runner.fed(ids, sources), positions, runner.attention, runner._layer_caches, metadata)
         scores = runner.model.scores(hidden[last], self._scores[: self.rows])
         if len(scores):
             draw(scores, temperatures.view(torch.float64), seeds, places, self._tokens)

@@ -167,8 +167,7 @@ class GpuRunner(ModelRunner):
         ids, positions, *rest = upload(arrays, self.device)
         more_there, rest = rest[: len(more)], rest[len(more) :]
         if sources:
-            ids = torch.where(rest[0] >= 0, self.newest()[rest[0].clamp(min=0)], ids)
-            rest = rest[1:]
+            ids, rest = self.fed(ids, rest[0]), rest[1:]
         if self._paged:
             longest = int(batch.query_lens.max()), int(batch.context_lens.max())
             metadata = self.attention.metadata(rest, self.tables.tensor, *longest)

@@ -101,11 +101,14 @@ class ModelRunner:
         """Hidden states [T, hidden_size] of the batch's tokens; their KV is in the cache afterwards."""
         ids = torch.from_numpy(batch.input_ids).to(self.device)
         if batch.in_flight is not None:
-            sources = torch.from_numpy(batch.in_flight).to(self.device)
-            ids = torch.where(sources >= 0, self.newest()[sources.clamp(min=0)], ids)
+            ids = self.fed(ids, torch.from_numpy(batch.in_flight).to(self.device))
         positions = torch.from_numpy(batch.positions).to(self.device)
         metadata = self.attention.prepare(batch, self.block_size, self.device)
         return self.model(ids, positions, self.attention, self._layer_caches, metadata)
+
+    def fed(self, ids: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
+        """int64 [T]: ids, with those in their place that are still in flight (sources: see Batch.in_flight)."""
+        return torch.where(sources >= 0, self.newest()[sources.clamp(min=0)], ids)
 
     def newest(self) -> torch.Tensor:
         """By row of the last launch, the token that it sampled; on every rank."""
