@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 import sys
-import time
 from dataclasses import dataclass, replace
-from statistics import median
 
 import numpy as np
 import torch
+from triton.testing import do_bench_cudagraph
 
 from nanoengine.attention.triton_attention import spare_pieces
 from nanoengine.bench.gpu import machine, nano_vllm_workload
@@ -67,8 +66,8 @@ def scenes(block_size: int) -> list[Scene]:
     return many + [scene_of(contexts, 0, None, block_size) for contexts in FEW]
 
 
-def measure(model: str = "qwen3-0.6b", tunings: list[Tuning] = (), spares: list[int | None] = (None,), runs: int = 5,
-            ranks: int = 1, block_size: int = 16, say=None) -> dict:  # fmt: skip
+def measure(model: str = "qwen3-0.6b", tunings: list[Tuning] = (), spares: list[int | None] = (None,), ranks: int = 1,
+            block_size: int = 16, say=None) -> dict:  # fmt: skip
     """Each tuning (all by default: the engine's own) with each number of spare pieces (None: the engine's own).
 
     ranks: measure one rank's share of the KV heads. Errors: ValueError for ranks that do not divide them.
@@ -84,7 +83,7 @@ def measure(model: str = "qwen3-0.6b", tunings: list[Tuning] = (), spares: list[
     caches = torch.empty(shape, device="cuda", dtype=torch.bfloat16).normal_()
     rows = []
     for tuning, spare in itertools.product(tunings or [Tuning()], spares):
-        figures = {scene.name: layer_figures(scene, c, caches, tuning, spare, runs) for scene in found}
+        figures = {scene.name: layer_figures(scene, c, caches, tuning, spare) for scene in found}
         rows.append({"tile": tuning.tile, "warps": tuning.warps, "stages": tuning.stages, "spare_pieces": spare,
                      "scenes": figures})  # fmt: skip
         say(" ".join(f"{f['us']:8.1f}" for f in figures.values()))
@@ -97,8 +96,8 @@ def measure(model: str = "qwen3-0.6b", tunings: list[Tuning] = (), spares: list[
     }  # fmt: skip
 
 
-def layer_figures(scene: Scene, config, caches: torch.Tensor, tuning: Tuning, spare: int | None, runs: int) -> dict:
-    """us: a layer, median of ``runs``; tb_s: terabytes a second of keys and values."""
+def layer_figures(scene: Scene, config, caches: torch.Tensor, tuning: Tuning, spare: int | None) -> dict:
+    """us: a layer, the median; tb_s: terabytes a second of keys and values."""
     kv_heads, rows, device = config.num_key_value_heads, len(scene.contexts), caches.device
     spare = spare_pieces(rows, kv_heads) if spare is None else spare
     plan = plan_pieces(scene.contexts, np.arange(rows), spare, tile=tuning.tile)
@@ -110,36 +109,14 @@ def layer_figures(scene: Scene, config, caches: torch.Tensor, tuning: Tuning, sp
         for cache in caches:
             paged_decode(q, cache, tables, lines, lines, work, split, out, config.head_dim**-0.5, tuning)
 
-    seconds = _timed(layers, device, runs) / len(caches)
+    seconds = seconds_of(layers) / len(caches)
     moved = int(scene.contexts.sum()) * 2 * kv_heads * config.head_dim * caches.element_size()
     return {"us": round(1e6 * seconds, 1), "tb_s": round(moved / seconds / 1e12, 2)}
 
 
-def _timed(work, device: torch.device, runs: int) -> float:
-    """Median seconds; on a GPU of a graph's replays, so that the host's launches do not count."""
-    if device.type != "cuda":
-        seconds = []
-        for _ in range(runs):
-            start = time.perf_counter()
-            work()
-            seconds.append(time.perf_counter() - start)
-        return median(seconds)
-    side = torch.cuda.Stream(device)
-    with torch.cuda.stream(side):
-        work()
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        work()
-    seconds = []
-    for _ in range(runs + 1):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize(device)
-        seconds.append(start.elapsed_time(end) / 1e3)
-    return median(seconds[1:])
+def seconds_of(work) -> float:
+    """Median, of replays of a CUDA graph, so that the host's launches do not count."""
+    return do_bench_cudagraph(work, return_mode="median") / 1e3
 
 
 def show(result: dict) -> str:

@@ -29,8 +29,10 @@ from nanoengine.kernels.common import (
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `nanoengine bench attention` found best on an H200. tile: keys that a program loads at a time; stages: tiles
-    whose loads are in flight."""
+    """tile: keys that a program loads at a time; stages: tiles whose loads are in flight.
+
+    By default what was fastest on an H200 (bench/results/h200_decode_kernel.json); `bench attention` compares others.
+    """
 
     tile: int = 32
     warps: int = 2
