@@ -8,6 +8,7 @@ from nanoengine.config import EngineConfig
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.model_runner import ModelRunner
 from nanoengine.engine.scheduler import TokenBudgetScheduler
+from tests.kernels.test_graph_fuzz import decoder
 from tests.kernels.unrecorded import give_graphs
 
 PROMPTS = [[5, 9, 20, 7, 8, 31, 2, 47, 4, 50], [11, 12, 13]]
@@ -24,13 +25,8 @@ def outputs(runner, config, params, **parts):
 
 def one_layer(qk_norm: bool):
     from nanoengine.model.config import ModelConfig
-    from nanoengine.model.decoder import Decoder
-    from nanoengine.model.weights import dummy_weights
 
-    config = ModelConfig("Qwen3ForCausalLM", 64, 32, 48, 1, 4, 2, 16, 64, qk_norm=qk_norm, dtype="float32")
-    decoder = Decoder(config, 64)
-    decoder.load_weights((name, 10 * weight) for name, weight in dummy_weights(config))
-    return decoder.eval()
+    return decoder(ModelConfig("Qwen3ForCausalLM", 64, 32, 48, 1, 4, 2, 16, 64, qk_norm=qk_norm, dtype="float32"))
 
 
 @pytest.mark.parametrize(("qk_norm", "graphs"), [(True, False), (False, False), (True, True)])
