@@ -91,7 +91,7 @@ class GpuRunner(ModelRunner):
         if config.fused_kernels and (self.device.type != "cuda" or why_not_triton(self.device) is None):
             from nanoengine.kernels.ops import TritonOps
 
-            self.model.ops = TritonOps()
+            self.model.ops = TritonOps(parts=self.group is None)
             if self.device.type == "cuda":
                 self._compile(config)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nanoengine.kernels.gemv import fits, gemv, norm_gemv, swiglu_gemv
 from nanoengine.kernels.norm import add_norm
+from nanoengine.kernels.product import plan_product, product
 from nanoengine.kernels.rope_store import rope_store
 from nanoengine.kernels.swiglu import swiglu
 from nanoengine.model.ops import TorchOps
@@ -11,7 +12,13 @@ from nanoengine.model.ops import TorchOps
 
 class TritonOps(TorchOps):
     """For one token a product reads each weight once and computes what comes before it by the way; for
-    more, cuBLAS multiplies and the passes between are fused."""
+    more, kernels.product or cuBLAS multiplies and the passes between are fused.
+
+    parts: ``delta`` may come in parts, [parts, T, hidden], where that is faster; not where ranks add theirs up.
+    """
+
+    def __init__(self, parts: bool = False):
+        self.parts = parts
 
     def rope(self, table, positions, dtype):
         return table, positions, dtype
@@ -19,20 +26,30 @@ class TritonOps(TorchOps):
     def norm(self, stream, delta, norm):
         return add_norm(stream, delta, norm.weight, norm.eps)
 
-    def norm_product(self, stream, delta, norm, product):
-        if len(stream) == 1 and fits(product.weight):
-            return norm_gemv(stream, delta, norm.weight, norm.eps, product.weight, product.bias)
-        return super().norm_product(stream, delta, norm, product)
+    def norm_product(self, stream, delta, norm, packed):
+        if len(stream) == 1 and fits(packed.weight):
+            return norm_gemv(stream, delta, norm.weight, norm.eps, packed.weight, packed.bias)
+        stream, normed = self.norm(stream, delta, norm)
+        return stream, self._multiply(normed, packed.weight, packed.bias)
 
     def product(self, x, weight, bias=None, out=None):
         if len(x) == 1 and fits(weight):
             return gemv(x, weight, bias, out)
-        return super().product(x, weight, bias, out)
+        return super().product(x, weight, bias, out) if out is not None else self._multiply(x, weight, bias)
 
-    def swiglu_product(self, gate_up, product):
-        if len(gate_up) == 1 and fits(product.weight):
-            return swiglu_gemv(gate_up, product.weight, product.bias)
-        return product(swiglu(gate_up))
+    def delta(self, x, packed):
+        if len(x) == 1 and fits(packed.weight):
+            return gemv(x, packed.weight, packed.bias)
+        return self._multiply(x, packed.weight, packed.bias, self.parts)
+
+    def swiglu_product(self, gate_up, packed):
+        if len(gate_up) == 1 and fits(packed.weight):
+            return swiglu_gemv(gate_up, packed.weight, packed.bias)
+        return self.delta(swiglu(gate_up), packed)
+
+    def _multiply(self, x, weight, bias, may_split: bool = False):
+        tiles = plan_product(x, weight, may_split)
+        return super().product(x, weight, bias) if tiles is None else product(x, weight, bias, tiles)
 
     def turn(self, qkv, layer, rope, cache, slots):
         table, positions, dtype = rope

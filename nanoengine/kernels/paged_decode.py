@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 
 from nanoengine.kernels.common import (
-    begin,
     dot_precision,
     let_next_start,
     load_heads,
@@ -132,24 +131,17 @@ def _decode_pieces(
     highest = tl.full((GROUP_PAD,), float("-inf"), tl.float32)
     total = tl.zeros((GROUP_PAD,), tl.float32)
     result = tl.zeros((GROUP_PAD, D_PAD), tl.float32)
-    for first in range(start, end, TILE):
-        position = first + key
-        # beyond the end the last key is read again, and does not count: loads without a mask are faster
-        there = tl.minimum(position, end - 1)
-        block = tl.load(table + there // BLOCK_SIZE).to(tl.int64)
-        slot = block * BLOCK_SIZE + there % BLOCK_SIZE
-        at = cache + (slot * (KV_HEADS * D) + head * D)[:, None] + dim[None, :]
-        keys = load_heads(at, dim, D, D_PAD)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
-        scores = tl.where((position < end)[None, :], scores, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, 1))
-        shrink = tl.exp2(highest - new_highest)
-        chance = tl.exp2(scores - new_highest[:, None])
-        keys_values = load_heads(at + values, dim, D, D_PAD)
-        total = total * shrink + tl.sum(chance, 1)
-        result = result * shrink[:, None]
-        result = tl.dot(chance.to(keys_values.dtype), keys_values, result, input_precision=PRECISION)
-        highest = new_highest
+    base, full = cache + head * D, start + (end - start) // TILE * TILE
+    for first in range(start, full, TILE):
+        highest, total, result = _attend(
+            queries, highest, total, result, table, base, values, first, end, scale, dim, key,
+            KV_HEADS * D, D, D_PAD, BLOCK_SIZE, PRECISION, False,
+        )  # fmt: skip
+    if full < end:
+        highest, total, result = _attend(
+            queries, highest, total, result, table, base, values, full, end, scale, dim, key,
+            KV_HEADS * D, D, D_PAD, BLOCK_SIZE, PRECISION, True,
+        )  # fmt: skip
     result = result / total[:, None]
     if piece < 0:
         place = out + token * out_stride + heads[:, None] * D + dim[None, :]
@@ -160,6 +152,32 @@ def _decode_pieces(
         tl.store(weight + line, highest + tl.log2(total), mask=member < GROUP)
 
 
+@triton.jit
+def _attend(
+    queries, highest, total, result, table, base, values, first, end, scale, dim, key,
+    STRIDE: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    LAST: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys: (highest, total, result) with them. LAST: the tile may reach beyond the piece's end."""
+    position = first + key
+    # beyond the end the last key is read again, and does not count: loads without a mask are faster
+    there = tl.minimum(position, end - 1) if LAST else position
+    block = tl.load(table + there // BLOCK_SIZE).to(tl.int64)
+    slot = block * BLOCK_SIZE + there % BLOCK_SIZE
+    at = base + (slot * STRIDE)[:, None] + dim[None, :]
+    keys = load_heads(at, dim, D, D_PAD)
+    scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+    if LAST:
+        scores = tl.where((position < end)[None, :], scores, float("-inf"))
+    new_highest = tl.maximum(highest, tl.max(scores, 1))
+    shrink = tl.exp2(highest - new_highest)
+    chance = tl.exp2(scores - new_highest[:, None])
+    keys_values = load_heads(at + values, dim, D, D_PAD)
+    total = total * shrink + tl.sum(chance, 1)
+    result = tl.dot(chance.to(keys_values.dtype), keys_values, result * shrink[:, None], input_precision=PRECISION)
+    return new_highest, total, result
+
+
 @triton.jit(do_not_specialize=["num_split"])
 def _combine_pieces(
     partial, weight, tokens, split, out, out_stride, num_split,
@@ -167,12 +185,13 @@ def _combine_pieces(
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Weighted mean of a row's pieces, MANY at a time; a piece's weight is 2**weight (its softmax sum)."""
-    begin(OVERLAP)
+    let_next_start(OVERLAP)
     entry, head = tl.program_id(0), tl.program_id(1)
-    count = tl.load(split + 2 * num_split + entry).to(tl.int32)
+    count, first = tl.load(split + 2 * num_split + entry).to(tl.int32), tl.load(split + num_split + entry)
+    token = tl.load(tokens + tl.load(split + entry))
+    wait_for_last(OVERLAP)  # up to here it read the plan alone
     if count == 0:
         return
-    first = tl.load(split + num_split + entry)
     dim, some = tl.arange(0, D_PAD), tl.arange(0, MANY)
     highest, total = float("-inf"), 0.0
     result = tl.zeros((D_PAD,), tl.float32)
@@ -187,6 +206,5 @@ def _combine_pieces(
         total = total * shrink + tl.sum(shares, 0)
         result = result * shrink + tl.sum(parts * shares[:, None], 0)
         highest = new_highest
-    token = tl.load(tokens + tl.load(split + entry))
     place = out + token * out_stride + head * D + dim
     tl.store(place, (result / total).to(out.dtype.element_ty), mask=dim < D)

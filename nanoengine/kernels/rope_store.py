@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from nanoengine.kernels.common import begin, overlapped, power_of_two
+from nanoengine.kernels.common import let_next_start, overlapped, power_of_two, wait_for_last
 from nanoengine.kernels.store_kv import store_kv_reference
 
 
@@ -51,29 +51,31 @@ def _rope_store(
     NORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """SOME heads of one token a program: query heads first, then keys, then values."""
-    begin(OVERLAP)
+    let_next_start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head, dim = tl.program_id(1) * SOME + tl.arange(0, SOME), tl.arange(0, D_PAD)
     real = (head < HEADS + 2 * KV_HEADS)[:, None] & (dim < D)[None, :]
     # RoPE mixes each dimension with the one half a head away
     partner = tl.where(dim < D // 2, dim + D // 2, dim - D // 2)
+    angle, slot = tl.load(positions + token) * D + dim, tl.load(slots + token)
+    c, s = tl.load(cos + angle, mask=dim < D, other=0.0), tl.load(sin + angle, mask=dim < D, other=0.0)
+    if NORM:
+        # the norm's weight is that of queries or of keys, the same for all heads of a kind
+        weight, choice = tl.where(head < HEADS, 1, 0)[:, None], real & (head < HEADS + KV_HEADS)[:, None]
+        at = tl.where(weight == 1, q_weight + dim[None, :], k_weight + dim[None, :])
+        at_other = tl.where(weight == 1, q_weight + partner[None, :], k_weight + partner[None, :])
+        own, others = tl.load(at, mask=choice, other=0.0), tl.load(at_other, mask=choice, other=0.0)
+    wait_for_last(OVERLAP)  # up to here it read what the host has sent, and weights
     row = qkv + token * ((HEADS + 2 * KV_HEADS) * D) + head[:, None] * D
     raw = tl.load(row + dim[None, :], mask=real, other=0.0)
     x, other = raw.to(tl.float32), tl.load(row + partner[None, :], mask=real, other=0.0).to(tl.float32)
     if NORM:
         scale = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
-        # the norm's weight is that of queries or of keys, the same for all heads of a kind
-        weight, choice = tl.where(head < HEADS, 1, 0)[:, None], real & (head < HEADS + KV_HEADS)[:, None]
-        at = tl.where(weight == 1, q_weight + dim[None, :], k_weight + dim[None, :])
-        at_other = tl.where(weight == 1, q_weight + partner[None, :], k_weight + partner[None, :])
-        x = x * scale * tl.load(at, mask=choice, other=0.0).to(tl.float32)
-        other = other * scale * tl.load(at_other, mask=choice, other=0.0).to(tl.float32)
-    angle = tl.load(positions + token) * D + dim
-    c, s = tl.load(cos + angle, mask=dim < D, other=0.0), tl.load(sin + angle, mask=dim < D, other=0.0)
+        x = x * scale * own.to(tl.float32)
+        other = other * scale * others.to(tl.float32)
     turned = (x * c[None, :] + other * s[None, :]).to(q.dtype.element_ty)
     q_place = q + token * (HEADS * D) + head[:, None] * D + dim[None, :]
     tl.store(q_place, turned, mask=real & (head < HEADS)[:, None])
-    slot = tl.load(slots + token)
     if slot >= 0:
         kv = head - HEADS
         place = cache + slot * (KV_HEADS * D) + kv[:, None] * D + dim[None, :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -10,6 +11,7 @@ from nanoengine.kernels.decode_inputs import decode_inputs
 from nanoengine.kernels.draw import draw
 from nanoengine.kernels.gemv import fits, gemv, norm_gemv, swiglu_gemv
 from nanoengine.kernels.norm import add_norm
+from nanoengine.kernels.product import PARTS, plan_product, product
 from nanoengine.kernels.rope_store import rope_store
 from nanoengine.kernels.swiglu import swiglu
 
@@ -23,6 +25,7 @@ def compile_in_threads(model, block_size: int, calls=(), threads: int = 8) -> No
 
     def run(call) -> None:
         with torch.cuda.device(device), torch.inference_mode():
+            torch.cuda.synchronize()  # binds this thread to the GPU, without which it can make no tensor map
             call()
 
     with ThreadPoolExecutor(threads) as pool:
@@ -64,4 +67,22 @@ def _calls(model, block_size: int, device, dtype) -> list:
         calls.append(lambda: gemv(heads1, attention.o_proj.weight, attention.o_proj.bias))
     if fits(mlp.down_proj.weight):
         calls.append(lambda: swiglu_gemv(gate_up1, mlp.down_proj.weight, mlp.down_proj.bias))
+    return calls + _products(model)
+
+
+def _products(model) -> list:
+    """A product of each kind and size of tiles, and the norm that adds its parts."""
+    layer, parts = model.layers[0], getattr(model.ops, "parts", False)
+    norm, calls = layer.input_layernorm, []
+    several = [(layer.self_attn.qkv_proj, False), (layer.mlp.gate_up_proj, False)]
+    several += [(layer.self_attn.o_proj, parts), (layer.mlp.down_proj, parts)]
+    for packed, may_split in several:
+        for rows in (16, 32, 64, 128):
+            x = packed.weight.new_zeros(rows, packed.weight.shape[1])
+            tiles = plan_product(x, packed.weight, may_split)
+            if tiles is not None:
+                calls.append(partial(product, x, packed.weight, packed.bias, tiles))
+    if parts:
+        stream, delta = norm.weight.new_zeros(2, len(norm.weight)), norm.weight.new_zeros(PARTS, 2, len(norm.weight))
+        calls.append(partial(add_norm, stream, delta, norm.weight, norm.eps))
     return calls

@@ -34,7 +34,7 @@ class Attention(nn.Module):
         slots = metadata.slots if getattr(attention, "reads_stored", False) else None
         q, k, v = ops.turn(qkv, self, rope, cache, slots)
         out = attention(q, k, v, cache, metadata, self.scale)
-        return ops.product(out.flatten(1), self.o_proj.weight, self.o_proj.bias)
+        return ops.delta(out.flatten(1), self.o_proj)
 
 
 class MLP(nn.Module):

@@ -39,6 +39,11 @@ class TorchOps:
         """out: where to write it; then there is no bias."""
         return linear(x, weight, bias) if out is None else torch.mm(x, weight.t(), out=out)
 
+    def delta(self, x, product: PackedLinear) -> torch.Tensor:
+        """product(x), which goes to the stream; this and swiglu_product may return parts, [parts, T, hidden], if their
+        own ``norm`` adds them up."""
+        return product(x)
+
     def swiglu_product(self, gate_up, product: PackedLinear) -> torch.Tensor:
         """product(silu(gate) * up), gate_up [T, 2 * intermediate] (Shazeer 2020)."""
         gate, up = gate_up.chunk(2, -1)

@@ -21,7 +21,8 @@ def bounds_checked():
 
     def launched(self, *arguments, **more):
         nonlocal memory, name
-        storages = [x.untyped_storage() for x in (*arguments, *more.values()) if isinstance(x, torch.Tensor)]
+        tensors = [getattr(x, "base", x) for x in (*arguments, *more.values())]  # a descriptor's base is its tensor
+        storages = [x.untyped_storage() for x in tensors if isinstance(x, torch.Tensor)]
         memory, name = [(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages], self.fn.__name__
         return launch(self, *arguments, **more)
 
@@ -36,13 +37,13 @@ def bounds_checked():
             raise AssertionError(f"{name}: {outside.sum()} of {len(at)} {what}s are outside of all tensors, the first "
                                  f"{nearest} bytes from the nearest")  # fmt: skip
 
-    def loaded(self, pointers, mask, other, *more):
+    def loaded(self, pointers, mask, other, *more, **named):
         check("load", pointers, mask, pointers.get_element_ty().primitive_bitwidth // 8)
-        return load(self, pointers, mask, other, *more)
+        return load(self, pointers, mask, other, *more, **named)
 
-    def stored(self, pointers, value, mask, *more):
+    def stored(self, pointers, value, mask, *more, **named):
         check("store", pointers, mask, value.data.dtype.itemsize)
-        return store(self, pointers, value, mask, *more)
+        return store(self, pointers, value, mask, *more, **named)
 
     with (
         patch.object(GridExecutor, "__call__", launched),

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels.compile_all import HOPPER
+
 KERNELS = set("_add_norm _best_of_row _best_of_tile _combine_pieces _decode_inputs _decode_pieces _gemv _prefill_tiles "
-              "_rope_store _store_kv _swiglu".split())  # fmt: skip
+              "_product _rope_store _store_kv _swiglu".split())  # fmt: skip
 
 
 @pytest.mark.parametrize("architecture", [75, 80, 90])
@@ -19,7 +21,7 @@ def test_kernels_compile(architecture):
     run = subprocess.run([sys.executable, "-m", "tests.kernels.compile_all", str(architecture)], env=surroundings,
                          cwd=Path(__file__).parents[2], capture_output=True, text=True)  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
-    assert set(run.stdout.split()) == KERNELS
+    assert set(run.stdout.split()) == KERNELS - (set() if architecture == 90 else HOPPER)
 
 
 def test_the_list_of_kernels_is_whole():
