@@ -30,11 +30,12 @@ def spare_pieces(rows: int, kv_heads: int) -> int:
     """Pieces beyond one a row of a decode step: few rows are cut until they fill the GPU; of many, only those that
     are far longer than the others.
 
-    Fitted to what was fastest on an H200 with 8 KV heads, 1 to 256 rows and contexts of 100 to 4000 tokens: of
-    programs (a piece and a KV head each) 3072 in all, about three times what it holds at once.
+    Fitted to what was fastest on an H200 with 8 KV heads, 1 to 256 rows and contexts of 100 to 4000 tokens
+    (bench/results/h200_pieces.json). It holds some 1188 programs (a piece and a KV head each) at once: the long pieces
+    fill it once, with room for the short ones.
     """
     programs = rows * kv_heads
-    return max(256, min(31 * programs, 896 + programs, 3072 - programs)) // kv_heads
+    return max(256, min(31 * programs, 1088, 3 * (3392 - programs) // 7)) // kv_heads
 
 
 class TritonAttention(PagedBackend):

@@ -118,7 +118,8 @@ def _decode_pieces(
     if row < 0:  # nothing to do; but if no program waited, the next kernel could begin before the last one has ended
         wait_for_last(OVERLAP)
         return
-    start, end = tl.load(work + pieces + item).to(tl.int32), tl.load(work + 2 * pieces + item).to(tl.int32)
+    start = tl.multiple_of(tl.load(work + pieces + item).to(tl.int32), TILE)
+    end = tl.load(work + 2 * pieces + item).to(tl.int32)
     piece = tl.load(work + 3 * pieces + item)
     token, table = tl.load(tokens + row), tables + tl.load(table_rows + row) * table_stride
     wait_for_last(OVERLAP)  # up to here it read the plan alone, which the host has sent
@@ -131,16 +132,16 @@ def _decode_pieces(
     highest = tl.full((GROUP_PAD,), float("-inf"), tl.float32)
     total = tl.zeros((GROUP_PAD,), tl.float32)
     result = tl.zeros((GROUP_PAD, D_PAD), tl.float32)
-    base, full = cache + head * D, start + (end - start) // TILE * TILE
+    # the last tile, which may be shorter, is the first that is read: its registers are free when the others come
+    base, full = cache + head * D, start + (end - start - 1) // TILE * TILE
+    highest, total, result = _attend(
+        queries, highest, total, result, table, base, values, full, end, scale, dim, key,
+        KV_HEADS * D, D, D_PAD, BLOCK_SIZE, PRECISION, True,
+    )  # fmt: skip
     for first in range(start, full, TILE):
         highest, total, result = _attend(
             queries, highest, total, result, table, base, values, first, end, scale, dim, key,
             KV_HEADS * D, D, D_PAD, BLOCK_SIZE, PRECISION, False,
-        )  # fmt: skip
-    if full < end:
-        highest, total, result = _attend(
-            queries, highest, total, result, table, base, values, full, end, scale, dim, key,
-            KV_HEADS * D, D, D_PAD, BLOCK_SIZE, PRECISION, True,
         )  # fmt: skip
     result = result / total[:, None]
     if piece < 0:
