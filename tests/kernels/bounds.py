@@ -1,6 +1,8 @@
-"""In Triton's interpreter every load and store is checked: it must lie in a tensor that the kernel was given.
+"""In Triton's interpreter every load and store is checked: where it is, and when.
 
-A kernel that reads or writes elsewhere mostly works, on a CPU as on a GPU, until the day it does not.
+It must lie in a tensor that the kernel was given: a kernel that reads or writes elsewhere mostly works, on a CPU as on
+a GPU, until the day it does not. And before ``wait_for_last`` a kernel may write nothing, and read only what no kernel
+writes (EARLY): on a GPU the kernel before it may still be running.
 """
 
 from contextlib import contextmanager
@@ -9,33 +11,62 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+# By kernel: arguments that are weights, or that the host has sent for this step. Block tables are not among them, a
+# kernel adds to them, and keys and values are not.
+EARLY = {
+    "_add_norm": {"weight"},
+    "_combine_pieces": {"split", "tokens"},
+    "_decode_pieces": {"work", "table_rows", "tokens"},
+    "_gemv": {"weight"},
+    "_rope_store": {"cos", "k_weight", "positions", "q_weight", "sin", "slots"},
+}
+
 
 @contextmanager
 def bounds_checked():
-    """AssertionError with the kernel's name and the distance where an address is outside of all its tensors."""
-    from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
+    """AssertionError with the kernel's name and the distance, or what it read too early."""
+    from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder
 
-    launch = GridExecutor.__call__
+    launch, called, next_program = GridExecutor.__call__, InterpretedFunction.__call__, InterpreterBuilder.set_grid_idx
     load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
-    memory, name = [], ""
+    memory, early, name, waited = [], [], "", True
 
     def launched(self, *arguments, **more):
-        nonlocal memory, name
-        tensors = [getattr(x, "base", x) for x in (*arguments, *more.values())]  # a descriptor's base is its tensor
-        storages = [x.untyped_storage() for x in tensors if isinstance(x, torch.Tensor)]
-        memory, name = [(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages], self.fn.__name__
+        nonlocal memory, early, name
+        given = dict(zip(self.arg_names, arguments, strict=False)) | more
+        tensors = {key: getattr(x, "base", x) for key, x in given.items()}  # a descriptor's base is its tensor
+        places = {key: (s.data_ptr(), s.data_ptr() + s.nbytes()) for key, x in tensors.items()
+                  if isinstance(x, torch.Tensor) for s in [x.untyped_storage()]}  # fmt: skip
+        name = self.fn.__name__
+        memory, early = list(places.values()), [places[key] for key in EARLY.get(name, ()) if key in places]
         return launch(self, *arguments, **more)
+
+    def program(self, *index):
+        nonlocal waited
+        waited = False
+        return next_program(self, *index)
+
+    def call(self, *arguments, **more):
+        nonlocal waited
+        waited |= self.fn.__name__ == "wait_for_last"
+        return called(self, *arguments, **more)
+
+    def outside(at, size, places):
+        found = np.ones(len(at), bool)
+        for start, end in places:
+            found &= (at < start) | (at + size > end)
+        return at[found]
 
     def check(what, pointers, mask, size):
         at = pointers.data[np.broadcast_to(mask.data, pointers.data.shape).astype(bool)].astype(np.int64).reshape(-1)
-        outside = np.ones(len(at), bool)
-        for start, end in memory:
-            outside &= (at < start) | (at + size > end)
-        if outside.any():
-            first = int(at[outside][0])
+        lost = outside(at, size, memory)
+        if len(lost):
+            first = int(lost[0])
             nearest = min((min(abs(first - start), abs(first - end)) for start, end in memory), default=None)
-            raise AssertionError(f"{name}: {outside.sum()} of {len(at)} {what}s are outside of all tensors, the first "
+            raise AssertionError(f"{name}: {len(lost)} of {len(at)} {what}s are outside of all tensors, the first "
                                  f"{nearest} bytes from the nearest")  # fmt: skip
+        if not waited and (what == "store" or len(outside(at, size, early))):
+            raise AssertionError(f"{name}: a {what} before wait_for_last, of what the kernel before may write or read")
 
     def loaded(self, pointers, mask, other, *more, **named):
         check("load", pointers, mask, pointers.get_element_ty().primitive_bitwidth // 8)
@@ -47,6 +78,8 @@ def bounds_checked():
 
     with (
         patch.object(GridExecutor, "__call__", launched),
+        patch.object(InterpretedFunction, "__call__", call),
+        patch.object(InterpreterBuilder, "set_grid_idx", program),
         patch.object(InterpreterBuilder, "create_masked_load", loaded),
         patch.object(InterpreterBuilder, "create_masked_store", stored),
     ):
