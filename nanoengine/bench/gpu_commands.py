@@ -1,4 +1,7 @@
-"""``nanoengine bench latency | arrivals | ladder | attention | tp``; ``bench offline`` on a GPU. Imports little."""
+"""``nanoengine bench latency | arrivals | ladder | attention | products | step | tp``, and ``bench offline`` on a GPU.
+
+Imports little.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,15 @@ def add_bench_gpu(kinds) -> None:
     attention.add_argument("--spare", type=int, nargs="+", metavar="N", help="pieces beyond one a row")
     attention.add_argument("--ranks", type=int, default=1, metavar="K", help="one of K ranks' KV heads (default: 1)")
     attention.set_defaults(run=run_attention)
+    products = kinds.add_parser("products", help="the matrix products of a decode step by themselves on a GPU",
+                                description="Our kernel for few rows beside cuBLAS, microseconds with the norm that "
+                                "follows.")  # fmt: skip
+    products.add_argument("--rows", type=int, nargs="+", metavar="N", help="rows of a step (default: 2 to 256)")
+    products.set_defaults(run=run_products)
+    step = kinds.add_parser("step", help="decode steps of the engine on a GPU",
+                            description="Milliseconds of a decode step, and what bytes allow.")  # fmt: skip
+    step.add_argument("--scene", nargs="+", metavar="ROWSxCONTEXT", help="such as 208x715 (default: six of them)")
+    step.set_defaults(run=run_step)
     tp = kinds.add_parser("tp", help="one model on 1, 2, ... ranks", description="Tensor parallelism: the "
                           "workload of bench offline and one stream, on each number of GPUs.")  # fmt: skip
     tp.add_argument("--models", nargs="+", default=["qwen3-0.6b", "qwen3-8b"], metavar="SHAPE",
@@ -40,7 +52,7 @@ def add_bench_gpu(kinds) -> None:
     tp.add_argument("--cpu", action="store_true", help="processes on the CPU")
     tp.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
     tp.set_defaults(run=run_tp)
-    for parser in (latency, arrivals, ladder, attention):
+    for parser in (latency, arrivals, ladder, attention, products, step):
         parser.add_argument("--model", default="qwen3-0.6b", metavar="SHAPE", help="random weights (qwen3-0.6b)")
         parser.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
 
@@ -103,6 +115,27 @@ def run_attention(args) -> int:
     sizes = itertools.product(args.tile or [own.tile], args.warps or [own.warps], args.stages or [own.stages])
     tunings = [Tuning(*size) for size in sizes]
     return report(args.json, lambda: measure(args.model, tunings, args.spare or [None], ranks=args.ranks), show)
+
+
+def run_products(args) -> int:
+    from nanoengine.bench.commands import report
+
+    if not has_gpu():
+        raise ValueError(NO_GPU)
+    from nanoengine.bench.products import ROWS, measure, show
+
+    return report(args.json, lambda: measure(args.model, args.rows or ROWS), show)
+
+
+def run_step(args) -> int:
+    from nanoengine.bench.commands import report
+
+    if not has_gpu():
+        raise ValueError(NO_GPU)
+    from nanoengine.bench.step import SCENES, measure, parse_scene, show
+
+    scenes = [parse_scene(text) for text in args.scene] if args.scene else SCENES
+    return report(args.json, lambda: measure(args.model, scenes), show)
 
 
 def run_tp(args) -> int:
