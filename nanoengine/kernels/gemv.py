@@ -19,7 +19,7 @@ MOST_INPUTS = 4096  # a program holds whole rows in registers
 
 
 def fits(weight: torch.Tensor) -> bool:
-    """True if a product with one token is for these kernels: rows of ``weight`` [out, in] are short enough, and dense."""
+    """True if a product with one token is for these kernels: rows of ``weight`` [out, in] are short and dense."""
     return weight.shape[1] <= MOST_INPUTS and weight.is_contiguous()
 
 
