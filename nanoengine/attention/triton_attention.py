@@ -31,8 +31,8 @@ def spare_pieces(rows: int, kv_heads: int) -> int:
     are far longer than the others.
 
     Fitted to what was fastest on an H200 with 8 KV heads, 1 to 256 rows and contexts of 100 to 4000 tokens
-    (bench/results/h200_pieces.json). It holds some 1188 programs (a piece and a KV head each) at once: the long pieces
-    fill it once, with room for the short ones.
+    (bench/results/h200_pieces.json, of one row h200_decode_kernel.json). It holds some 1188 programs (a piece and a KV
+    head each) at once: the long pieces fill it once, with room for the short ones.
     """
     programs = rows * kv_heads
     return max(256, min(31 * programs, 1088, 3 * (3392 - programs) // 7)) // kv_heads

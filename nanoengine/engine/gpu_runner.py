@@ -20,7 +20,7 @@ from nanoengine.engine.gpu_memory import blocks_that_fit, explain_out_of_memory
 from nanoengine.engine.model_runner import ModelRunner
 from nanoengine.engine.sampling_arrays import SamplingArrays
 from nanoengine.engine.sequence import Sequence
-from nanoengine.model.decoder import Decoder
+from nanoengine.model.decoder import Attention, Decoder, DecoderLayer
 from nanoengine.model.ops import TorchOps
 from nanoengine.model.sampler import Sampler, report_logprobs
 
@@ -29,6 +29,19 @@ def differs(model: Decoder) -> bool:
     """True for a subclass with ways of its own: a graph would leave some of them out."""
     names = ("forward", "embed", "layers_forward", "scores", "logits")
     return any(getattr(type(model), name) is not getattr(Decoder, name) for name in names)
+
+
+def adds_in_norms(model: Decoder) -> bool:
+    """True if the layers are our own: they hand what is to be added to the stream on to the next norm, and to nothing
+    else, so that it may come in parts. Layers of yours, and those of ranks, add or sum [T, hidden] themselves."""
+
+    def is_ours(method, ours) -> bool:
+        return getattr(method, "__func__", None) is ours
+
+    return is_ours(model.layers_forward, Decoder.layers_forward) and all(
+        is_ours(layer.forward, DecoderLayer.forward) and is_ours(layer.self_attn.forward, Attention.forward)
+        for layer in model.layers
+    )
 
 
 class PendingTokens:
@@ -91,7 +104,7 @@ class GpuRunner(ModelRunner):
         if config.fused_kernels and (self.device.type != "cuda" or why_not_triton(self.device) is None):
             from nanoengine.kernels.ops import TritonOps
 
-            self.model.ops = TritonOps(parts=self.group is None)
+            self.model.ops = TritonOps(parts=adds_in_norms(self.model))
             if self.device.type == "cuda":
                 self._compile(config)
         else:

@@ -19,8 +19,8 @@ MOST_INPUTS = 4096  # a program holds whole rows in registers
 
 
 def fits(weight: torch.Tensor) -> bool:
-    """True if a product with one token is for these kernels: rows of ``weight`` [out, in] are short enough."""
-    return weight.shape[1] <= MOST_INPUTS
+    """True if a product with one token is for these kernels: rows of ``weight`` [out, in] are short and dense."""
+    return weight.shape[1] <= MOST_INPUTS and weight.is_contiguous()
 
 
 def gemv_reference(x, weight, bias=None) -> torch.Tensor:

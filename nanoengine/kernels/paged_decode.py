@@ -83,7 +83,8 @@ def paged_decode(q, cache, tables, table_rows, tokens, work, split, out, scale: 
 
     q, out: [T, heads, D], heads and dims dense (a row's token is tokens[row], int64 [B]); out is written
     for these rows alone. cache: [2, blocks, block_size, kv_heads, D]. tables: int32 [*, max_blocks];
-    row b of the batch uses line table_rows[b]. work, split: of plan_pieces, on the device.
+    row b of the batch uses line table_rows[b]. work, split: of plan_pieces with the tile of ``tuning``, on
+    the device.
     """
     heads, d = q.shape[1:]
     block_size, kv_heads = cache.shape[2:4]

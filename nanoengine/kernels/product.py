@@ -49,7 +49,10 @@ def tiles_of(rows: int, outputs: int, may_split: bool) -> Tiles | None:
 def plan_product(x: torch.Tensor, weight: torch.Tensor, may_split: bool = False) -> Tiles | None:
     """How to compute x [T, in] times weight [out, in] transposed; None if it is not for this kernel."""
     slow = weight.dtype == torch.float32 and x.device.type == "cuda"  # its matrix units have no exact float32
-    if slow or weight.nbytes > MOST_BYTES or weight.shape[1] % 8 or not x.is_contiguous() or not _has_tma(x.device):
+    if slow or not 0 < weight.nbytes <= MOST_BYTES or weight.shape[1] % 8 or not _has_tma(x.device):
+        return None
+    # the memory unit takes whole rows, from addresses that are multiples of 16 bytes
+    if not all(each.is_contiguous() and each.data_ptr() % 16 == 0 for each in (x, weight)):
         return None
     return tiles_of(len(x), len(weight), may_split)
 

@@ -42,7 +42,7 @@ class TorchOps:
     def delta(self, x, product: PackedLinear) -> torch.Tensor:
         """product(x), which goes to the stream; this and swiglu_product may return parts, [parts, T, hidden], if their
         own ``norm`` adds them up."""
-        return product(x)
+        return self.product(x, product.weight, product.bias)
 
     def swiglu_product(self, gate_up, product: PackedLinear) -> torch.Tensor:
         """product(silu(gate) * up), gate_up [T, 2 * intermediate] (Shazeer 2020)."""

@@ -1,8 +1,9 @@
 """In Triton's interpreter every load and store is checked: where it is, and when.
 
 It must lie in a tensor that the kernel was given: a kernel that reads or writes elsewhere mostly works, on a CPU as on
-a GPU, until the day it does not. And before ``wait_for_last`` a kernel may write nothing, and read only what no kernel
-writes (EARLY): on a GPU the kernel before it may still be running.
+a GPU, until the day it does not. What it tells the compiler (tl.multiple_of) must be true. And before ``wait_for_last``
+a kernel may write nothing, and read only what no kernel writes (EARLY): on a GPU the kernel before it may still be
+running.
 """
 
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ EARLY = {
     "_add_norm": {"weight"},
     "_combine_pieces": {"split", "tokens"},
     "_decode_pieces": {"work", "table_rows", "tokens"},
-    "_gemv": {"weight"},
+    "_gemv": {"bias", "weight"},
     "_rope_store": {"cos", "k_weight", "positions", "q_weight", "sin", "slots"},
 }
 
@@ -25,10 +26,11 @@ EARLY = {
 @contextmanager
 def bounds_checked():
     """AssertionError with the kernel's name and the distance, or what it read too early."""
-    from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder
+    from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle
 
     launch, called, next_program = GridExecutor.__call__, InterpretedFunction.__call__, InterpreterBuilder.set_grid_idx
     load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+    give = TensorHandle.set_attr
     memory, early, name, waited = [], [], "", True
 
     def launched(self, *arguments, **more):
@@ -38,7 +40,9 @@ def bounds_checked():
         places = {key: (s.data_ptr(), s.data_ptr() + s.nbytes()) for key, x in tensors.items()
                   if isinstance(x, torch.Tensor) for s in [x.untyped_storage()]}  # fmt: skip
         name = self.fn.__name__
-        memory, early = list(places.values()), [places[key] for key in EARLY.get(name, ()) if key in places]
+        own = EARLY.get(name, set())
+        others = {place for key, place in places.items() if key not in own}  # an argument may stand in for another
+        memory, early = list(places.values()), [places[key] for key in own if places.get(key) not in {None, *others}]
         return launch(self, *arguments, **more)
 
     def program(self, *index):
@@ -76,7 +80,13 @@ def bounds_checked():
         check("store", pointers, mask, value.data.dtype.itemsize)
         return store(self, pointers, value, mask, *more, **named)
 
+    def hinted(self, key, values):
+        if key == "tt.divisibility" and (self.data % np.array(values)).any():
+            raise AssertionError(f"{name}: {self.data} are not multiples of {values}, as it tells the compiler")
+        return give(self, key, values)
+
     with (
+        patch.object(TensorHandle, "set_attr", hinted),
         patch.object(GridExecutor, "__call__", launched),
         patch.object(InterpretedFunction, "__call__", call),
         patch.object(InterpreterBuilder, "set_grid_idx", program),

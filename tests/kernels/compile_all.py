@@ -55,31 +55,38 @@ def compiled(kernel: JITFunction, arguments: dict, options: dict, architecture: 
     signature = {name: "constexpr" if name in constants else type_of(arguments[name]) for name in kernel.arg_names}
     made = triton.compile(ASTSource(kernel, signature, constexprs=values), target=GPUTarget("cuda", architecture, 32),
                           options=options)  # fmt: skip
-    if values.get("OVERLAP") and ends_without_waiting(made.asm["ptx"]):
-        raise RuntimeError(f"{kernel.__name__}: some of its programs end without waiting for the kernel before")
+    if values.get("OVERLAP"):
+        early = before_waiting(made.asm["ptx"])
+        if "ret" in early:
+            raise RuntimeError(f"{kernel.__name__}: some of its programs end without waiting for the kernel before")
+        if any(instruction.startswith(("st.global", "cp.async.bulk", "atom", "red.")) for instruction in early):
+            raise RuntimeError(f"{kernel.__name__}: it stores, or copies tiles, before it waits")
+        if kernel.__name__ in HOPPER and "prefetch.global.L2" not in early:
+            raise RuntimeError(f"{kernel.__name__}: it asks for its weights too late")
     return kernel.__name__
 
 
-def ends_without_waiting(ptx: str) -> bool:
-    """True if a way from a kernel's first instruction to its end leaves out griddepcontrol.wait.
+def before_waiting(ptx: str) -> set[str]:
+    """Instructions on the ways from a kernel's first one to griddepcontrol.wait; with "ret" if one leaves it out.
 
     A kernel that ends before the one before it has ended lets the one after it begin too early.
     """
     lines = [line.split("//")[0].replace(";", " ").split() for line in ptx[ptx.index(".entry") :].splitlines()]
     labels = {line[0][:-1]: at for at, line in enumerate(lines) if line and line[0].endswith(":")}
-    seen, ways = set(), [0]
+    seen, ways, found = set(), [0], set()
     while ways:
         at = ways.pop()
         seen.add(at)
         condition, *rest = lines[at] or [""]
         instruction, *operands = rest if condition.startswith("@") else lines[at] or [""]
-        if instruction == "ret":
-            return True
-        ahead = [] if instruction == "griddepcontrol.wait" else [at + 1]
+        found.add(instruction)
+        if instruction in ("ret", "griddepcontrol.wait"):
+            continue
+        ahead = [at + 1]
         if instruction.startswith("bra"):
             ahead = [labels[operands[-1]], *([at + 1] if condition.startswith("@") else [])]
         ways += set(ahead) - seen
-    return False
+    return found
 
 
 def launches(name: str, dtype: torch.dtype) -> list:

@@ -36,6 +36,13 @@ def _impatient(x, out, OVERLAP: tl.constexpr):
     tl.store(out, y)
 
 
+@triton.jit
+def _hint(x, OVERLAP: tl.constexpr):
+    begin(OVERLAP)
+    at = tl.multiple_of(tl.load(x), 32)
+    tl.store(x, at + 1)
+
+
 @pytest.fixture(autouse=True)
 def _interpreter():
     if torch.cuda.is_available():
@@ -60,3 +67,16 @@ def test_what_is_too_early_or_beyond_is_told(device, when, message):
 def test_the_second_program_has_to_wait_again(device):
     with pytest.raises(triton.runtime.errors.InterpreterError, match="_impatient: a load before"):
         _impatient[(2,)](torch.ones(1), torch.zeros(1), OVERLAP=False)
+
+
+def test_an_argument_that_stands_in_for_another_does_not_make_it_early(device):
+    """(rope_store without QK-norm passes qkv as its norms' weights, say.)"""
+    x = torch.ones(1)
+    with pytest.raises(triton.runtime.errors.InterpreterError, match="_gemv: a load before"):
+        _gemv[(1,)](x, x, torch.zeros(1), WHEN="right", OVERLAP=False)
+
+
+def test_a_hint_that_is_not_true_is_told(device):
+    _hint[(1,)](torch.full((1,), 64), OVERLAP=False)
+    with pytest.raises(triton.runtime.errors.InterpreterError, match="_hint: .* not multiples"):
+        _hint[(1,)](torch.full((1,), 48), OVERLAP=False)

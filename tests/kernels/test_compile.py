@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.compile_all import HOPPER
+from tests.kernels.compile_all import HOPPER, before_waiting
 
 KERNELS = set("_add_norm _best_of_row _best_of_tile _combine_pieces _decode_inputs _decode_pieces _gemv _prefill_tiles "
               "_product _rope_store _store_kv _swiglu".split())  # fmt: skip
@@ -28,3 +28,16 @@ def test_the_list_of_kernels_is_whole():
     sources = [file.read_text() for file in (Path(__file__).parents[2] / "nanoengine/kernels").glob("*.py")]
     launched = [name for source in sources for name in re.findall(r"^ +(_\w+)\[[^\n]*\]\(", source, re.M)]
     assert set(launched) == KERNELS
+
+
+def test_what_stands_before_the_wait_is_found():
+    ptx = """.entry kernel(
+    @%p1 bra $L__BB0_2;
+    prefetch.global.L2 [%rd1]; // on one way only
+$L__BB0_2:
+    griddepcontrol.wait; // dummy
+    st.global.b32 [%rd2], %r1;
+    ret;"""
+    assert {"bra", "prefetch.global.L2", "griddepcontrol.wait"} <= before_waiting(ptx)
+    assert not before_waiting(ptx) & {"st.global.b32", "ret"}
+    assert "ret" in before_waiting(ptx.replace("    griddepcontrol.wait; // dummy\n", ""))

@@ -132,6 +132,42 @@ def test_a_decoder_of_your_own_is_asked_and_gets_no_graph():
     assert found[0] == found[1] and all(found[0] != other for other in found[2:])
 
 
+def test_layers_of_your_own_get_no_parts():
+    """They may add what a layer hands on, which a product in parts, [parts, T, hidden], would make nonsense of."""
+    from nanoengine.attention.triton_attention import TritonAttention
+    from nanoengine.engine.gpu_runner import GpuRunner
+    from nanoengine.model.decoder import Attention, Decoder, DecoderLayer
+
+    class Adds(DecoderLayer):
+        def forward(self, *given):
+            stream, delta = super().forward(*given)
+            return stream + delta, None
+
+    class Rectified(Attention):
+        def forward(self, *given):
+            return super().forward(*given).relu()
+
+    class Copies(Decoder):
+        def layers_forward(self, stream, positions, attention, caches, metadata):
+            rope, delta = self.ops.rope(self.rope, positions, stream.dtype), None
+            for layer, cache in zip(self.layers, caches, strict=True):
+                stream, delta = layer(stream, delta, rope, attention, cache, metadata, self.ops)
+                stream, delta = stream + delta, None
+            return self.norm(stream)
+
+    config = EngineConfig(vocab_size=64, max_model_len=40, max_num_seqs=2, num_blocks=5, device="cpu")
+    params = [SamplingParams(temperature=0, max_tokens=2), SamplingParams(seed=3, max_tokens=2)]
+    for kind in (None, Adds, Rectified, Copies):
+        model = one_layer(True)
+        for part in (model, model.layers[0], model.layers[0].self_attn):
+            if kind is not None and type(part) in kind.__mro__:
+                part.__class__ = kind
+        wanted = outputs(ModelRunner(config, model=model), config, params)
+        ours = GpuRunner(config, model=model, attention=TritonAttention(2, 2))
+        assert ours.model.ops.parts == (kind is None)
+        assert outputs(ours, config, params) == wanted
+
+
 class Step:
     """The part of a batch that BlockTables reads."""
 

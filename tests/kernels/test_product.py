@@ -92,6 +92,18 @@ def test_which_products_it_takes(device):
     assert tiles_of(200, 1024, True).parts == PARTS and tiles_of(50, 6144, True).parts == 1
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+def test_matrices_that_lie_in_memory_otherwise_are_left_to_torch(device, rows):
+    """Turned, cut out of a larger one, at an odd address, or empty: right as well, by another way."""
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    x, weight, _ = case(device, rows, 64, 96, dtype)
+    turned, cut = weight.t().contiguous().t(), torch.cat((weight, weight), 1)[:, :64]
+    odd_x, odd_weight = (torch.cat((y.new_zeros(1), y.flatten()))[1:].view_as(y) for y in (x, weight))
+    for a, w in ((x, turned), (x, cut), (x, odd_weight), (odd_x, weight), (x, weight[:0])):
+        assert plan_product(a, w, True) is None
+        torch.testing.assert_close(TritonOps(True).product(a, w), a @ w.t(), rtol=2e-3, atol=2e-2)
+
+
 @pytest.mark.parametrize("parts", [True, False])
 @pytest.mark.parametrize("rows", [1, 2, 16, 70, 300])
 def test_layers_with_it_are_those_without(device, rows, parts):

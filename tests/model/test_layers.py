@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from nanoengine.model.config import NAMED_CONFIGS, ModelConfig
 from nanoengine.model.decoder import Decoder, full_forward
 from nanoengine.model.layers import PackedLinear, RMSNorm, RotaryTable, linear, rope_frequencies, rotate
+from nanoengine.model.ops import TorchOps
 from nanoengine.model.weights import dummy_weights
 
 TINY = NAMED_CONFIGS["tiny-llama"]
@@ -115,6 +116,7 @@ def test_rotation_is_that_of_transformers(head_dim, dtype):
 
 
 def test_rotation_keeps_lengths_and_depends_on_distance_only():
+    torch.manual_seed(0)  # of unlucky numbers the sums differ by more
     table = RotaryTable(TINY, 1000)
     q, k = torch.randn(1, 1, 32), torch.randn(1, 1, 32)
 
@@ -159,3 +161,20 @@ def test_logits_are_float32_in_any_format():
     model.load_weights(dummy_weights(TINY))
     for dtype in (torch.float32, torch.bfloat16):
         assert full_forward(model.to(dtype), [1, 2, 3]).dtype == torch.float32
+
+
+def test_operations_of_your_own_are_asked_for_the_attention_products_too():
+    """All products but those inside norm_product and swiglu_product go through ``product``."""
+
+    class Counts(TorchOps):
+        def product(self, x, weight, bias=None, out=None):
+            asked.append(weight)
+            return super().product(x, weight, bias, out)
+
+    asked, config = [], NAMED_CONFIGS["tiny-qwen3"]
+    decoder = Decoder(config, 16)
+    decoder.load_weights(dummy_weights(config))
+    wanted, decoder.ops = full_forward(decoder, [3, 1, 2]), Counts()
+    assert torch.equal(full_forward(decoder, [3, 1, 2]), wanted)
+    weights = [layer.self_attn.o_proj.weight for layer in decoder.layers] + [decoder.lm_head]
+    assert [id(each) for each in asked] == [id(each) for each in weights]
