@@ -14,6 +14,8 @@ from nanoengine.kernels.ops import TritonOps
 from nanoengine.kernels.product import MOST_BYTES, MOST_ROWS, PARTS, Tiles, plan_product, product, tiles_of
 from nanoengine.model.config import NAMED_CONFIGS
 from nanoengine.model.decoder import Decoder
+from nanoengine.model.layers import PackedLinear, RMSNorm
+from nanoengine.model.ops import TorchOps
 
 OUTPUTS = {"qkv": 4096, "o": 1024, "gate_up": 6144, "down": 1024}
 
@@ -104,3 +106,24 @@ def test_it_asks_early_for_all_of_its_weights_and_nothing_else(monkeypatch, inpu
     assert min(asked) >= start and max(asked) < end
     assert {at // 128 for at in asked} == set(range(start // 128, (end - 1) // 128 + 1))
     assert weight.nbytes <= MOST_BYTES
+
+
+@pytest.mark.parametrize("rows", [1, 3, 300])
+def test_a_projection_of_your_own_is_asked_itself(device, rows):
+    class Doubled(PackedLinear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    norm, up, down = RMSNorm(64, 1e-6), Doubled(64, {"gate": 64, "up": 64}, False), Doubled(64, {"down": 64}, False)
+    for parameter in (*norm.parameters(), *up.parameters(), *down.parameters()):
+        parameter.data.normal_().mul_(0.2)
+    norm, up, down = (module.to(device=device, dtype=dtype) for module in (norm, up, down))
+    stream = torch.randn(rows, 64, device=device).to(dtype)
+    found = []
+    for ops in (TorchOps(), TritonOps(parts=True)):
+        gate_up = ops.norm_product(stream.clone(), None, norm, up)[1]
+        found.append((gate_up, ops.swiglu_product(gate_up, down)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(TritonOps(parts=True).delta(stream, down), down(stream), rtol=1e-2, atol=1e-2)
