@@ -134,6 +134,16 @@ class TestExecuted:
         assert new.cells[3].outputs != old.cells[3].outputs
         assert notebook.differences(old, new) == []
 
+    def test_measuring_one_cell_leaves_the_others(self, built, tmp_path):
+        again = tmp_path / "again"
+        shutil.copytree(built, again)
+        before = nbformat.read(built / "01_small.ipynb", as_version=4)
+        varying = before.cells[3].id
+        for cell, anew in (("another", False), (varying, True)):
+            assert build.main(["--execute", "--measure-cell", cell, "--lessons", str(again)]) == 0
+            after = nbformat.read(again / "01_small.ipynb", as_version=4)
+            assert (after.cells[3].outputs != before.cells[3].outputs) == anew
+
 
 def test_a_failing_cell_is_named_and_nothing_is_written(lessons, capsys):
     _edit(lessons, "blocks = 12 * 1000", "blocks = 1 / 0")

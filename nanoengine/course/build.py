@@ -34,13 +34,14 @@ def build_notebook(
     recorded: NotebookNode | None,
     *,
     cwd: Path | None = None,
-    measure: bool = False,
+    measure: bool | frozenset[str] = False,
     env: dict[str, str] | None = None,
 ) -> NotebookNode:
     """One notebook, executed in ``cwd``; with ``cwd=None`` outputs and numbers come from ``recorded``.
 
     Args:
         recorded: the notebook as committed. Its outputs of cells tagged ``varies`` are kept, unless ``measure``.
+        measure: True for all such cells, or the ids of those whose new outputs are taken.
         env: additions to the kernel's environment.
 
     Raises:
@@ -49,15 +50,17 @@ def build_notebook(
     notebook = make_notebook(source, lang)
     if cwd is not None:
         execute(notebook, cwd, env)
-        if not measure:
-            keep_recorded(notebook, recorded, only_varying=True)
+        if measure is not True:
+            keep_recorded(notebook, recorded, only_varying=True, but=measure or frozenset())
     elif recorded is not None:
         keep_recorded(notebook, recorded, only_varying=False)
         fill_values(notebook, dict(recorded.metadata.get("nanoengine", {}).get("values", {})))
     return notebook
 
 
-def build_lesson(lessons: Path, source: LessonSource, *, run: bool, measure: bool = False) -> list[str]:
+def build_lesson(
+    lessons: Path, source: LessonSource, *, run: bool, measure: bool | frozenset[str] = False
+) -> list[str]:
     """Write both notebooks of a source under ``lessons``; returns a line about each."""
     lines = []
     for lang in LANGS:
@@ -111,7 +114,8 @@ def build_sources(
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0 if everything was built and keeps the rules, else 1."""
     args = _parser().parse_args(argv)
-    build = functools.partial(build_lesson, args.lessons, run=args.execute, measure=args.measure)
+    measure = args.measure or frozenset(args.measure_cell)
+    build = functools.partial(build_lesson, args.lessons, run=args.execute, measure=measure)
     accept = frozenset(args.zh_still_right)
     problems = build_sources(args.lessons / "src", args.numbers, accept, source_problems, build)
     for problem in problems:
@@ -124,6 +128,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("numbers", nargs="*", metavar="NN", help="lessons to build; all if none is named")
     parser.add_argument("--execute", action="store_true", help="run the cells and fill computed numbers into the prose")
     parser.add_argument("--measure", action="store_true", help="record the outputs of cells tagged varies anew")
+    parser.add_argument("--measure-cell", action="append", default=[], metavar="ID",
+                        help="the output of this cell alone; may be repeated")  # fmt: skip
     parser.add_argument("--lessons", type=Path, default=Path("lessons"), metavar="DIR", help="default: lessons")
     parser.add_argument(
         "--zh-still-right",

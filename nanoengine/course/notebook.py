@@ -93,14 +93,17 @@ def _normal_output(output: NotebookNode) -> NotebookNode | None:
     return output
 
 
-def keep_recorded(notebook: NotebookNode, recorded: NotebookNode | None, *, only_varying: bool) -> None:
-    """Take over recorded outputs of cells whose code is unchanged: of those tagged ``varies``, or of all."""
+def keep_recorded(
+    notebook: NotebookNode, recorded: NotebookNode | None, *, only_varying: bool, but: frozenset[str] = frozenset()
+) -> None:
+    """Take over recorded outputs of cells whose code is unchanged: of those tagged ``varies``, or of all; not of ``but``
+    (ids)."""
     if recorded is None:
         return
     old = {cell.id: cell for cell in recorded.cells if cell.cell_type == "code"}
     for cell in notebook.cells:
         before = old.get(cell.id)
-        if cell.cell_type != "code" or before is None or before.source != cell.source:
+        if cell.cell_type != "code" or before is None or before.source != cell.source or cell.id in but:
             continue
         if not only_varying or VARIES in cell.metadata.get("tags", ()):
             cell.outputs, cell.execution_count = before.outputs, before.execution_count
