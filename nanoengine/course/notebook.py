@@ -96,8 +96,10 @@ def _normal_output(output: NotebookNode) -> NotebookNode | None:
 def keep_recorded(
     notebook: NotebookNode, recorded: NotebookNode | None, *, only_varying: bool, but: frozenset[str] = frozenset()
 ) -> None:
-    """Take over recorded outputs of cells whose code is unchanged: of those tagged ``varies``, or of all; not of ``but``
-    (ids)."""
+    """Take over recorded outputs of cells whose code is unchanged: of those tagged ``varies``, or of all.
+
+    but: ids of cells that keep their new ones.
+    """
     if recorded is None:
         return
     old = {cell.id: cell for cell in recorded.cells if cell.cell_type == "code"}
