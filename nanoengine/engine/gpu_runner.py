@@ -25,21 +25,21 @@ from nanoengine.model.ops import TorchOps
 from nanoengine.model.sampler import Sampler, report_logprobs
 
 
+def overrides(module, ours: type, *names: str) -> bool:
+    """True if one of these methods of ``module`` is not that of our class."""
+    return any(getattr(getattr(module, name), "__func__", None) is not getattr(ours, name) for name in names)
+
+
 def differs(model: Decoder) -> bool:
     """True for a subclass with ways of its own: a graph would leave some of them out."""
-    names = ("forward", "embed", "layers_forward", "scores", "logits")
-    return any(getattr(type(model), name) is not getattr(Decoder, name) for name in names)
+    return overrides(model, Decoder, "forward", "embed", "layers_forward", "scores", "logits")
 
 
 def adds_in_norms(model: Decoder) -> bool:
     """True if the layers are our own: they hand what is to be added to the stream on to the next norm, and to nothing
     else, so that it may come in parts. Layers of yours, and those of ranks, add or sum [T, hidden] themselves."""
-
-    def is_ours(method, ours) -> bool:
-        return getattr(method, "__func__", None) is ours
-
-    return is_ours(model.layers_forward, Decoder.layers_forward) and all(
-        is_ours(layer.forward, DecoderLayer.forward) and is_ours(layer.self_attn.forward, Attention.forward)
+    return not overrides(model, Decoder, "layers_forward") and not any(
+        overrides(layer, DecoderLayer, "forward") or overrides(layer.self_attn, Attention, "forward")
         for layer in model.layers
     )
 

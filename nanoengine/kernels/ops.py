@@ -28,7 +28,7 @@ class TritonOps(TorchOps):
         return add_norm(stream, delta, norm.weight, norm.eps)
 
     def norm_product(self, stream, delta, norm, packed):
-        if len(stream) == 1 and _is_plain(packed) and fits(packed.weight):
+        if _is_for_gemv(stream, packed):
             return norm_gemv(stream, delta, norm.weight, norm.eps, packed.weight, packed.bias)
         stream, normed = self.norm(stream, delta, norm)
         return stream, self._multiply(normed, packed)
@@ -40,12 +40,12 @@ class TritonOps(TorchOps):
         return super().product(x, weight, bias, out) if tiles is None else product(x, weight, bias, tiles)
 
     def delta(self, x, packed):
-        if len(x) == 1 and _is_plain(packed) and fits(packed.weight):
+        if _is_for_gemv(x, packed):
             return gemv(x, packed.weight, packed.bias)
         return self._multiply(x, packed, self.parts)
 
     def swiglu_product(self, gate_up, packed):
-        if len(gate_up) == 1 and _is_plain(packed) and fits(packed.weight):
+        if _is_for_gemv(gate_up, packed):
             return swiglu_gemv(gate_up, packed.weight, packed.bias)
         return self.delta(swiglu(gate_up), packed)
 
@@ -61,6 +61,10 @@ class TritonOps(TorchOps):
         weights = (layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps) if norm else (None, None, 0.0)
         q = rope_store(qkv, layer.heads, *weights, table.cos, table.sin, positions, cache, slots)
         return q, None, None
+
+
+def _is_for_gemv(x, packed) -> bool:
+    return len(x) == 1 and _is_plain(packed) and fits(packed.weight)
 
 
 def _is_plain(packed) -> bool:

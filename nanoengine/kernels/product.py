@@ -22,6 +22,8 @@ MOST_ROWS = 256
 MOST_ROWS_WHOLE = 64  # of a product that is not split: with more cuBLAS is as fast
 MOST_BYTES = 16 << 20  # of a matrix: of larger ones cuBLAS is busy reading for long enough
 PARTS = 4  # of a product that is split
+# rows, depth and stages of Tiles: the first that holds all rows
+SIZES = ((16, 128, 4), (32, 128, 4), (64, 128, 4), (128, 64, 5))
 FEATURES = 64  # outputs a program: what one matrix instruction of a Hopper GPU computes at once
 
 
@@ -38,12 +40,12 @@ class Tiles:
 @cache
 def tiles_of(rows: int, outputs: int, may_split: bool) -> Tiles | None:
     """What was fastest on an H200 (bench/results/h200_products.json); None: cuBLAS was."""
-    tile = next((size for size in (16, 32, 64) if rows <= size), 128)
-    programs = triton.cdiv(rows, tile) * triton.cdiv(outputs, FEATURES)
+    size = next((size for size in SIZES if rows <= size[0]), SIZES[-1])
+    programs = triton.cdiv(rows, size[0]) * triton.cdiv(outputs, FEATURES)
     parts = PARTS if may_split and programs <= 40 else 1
     if not 2 <= rows <= (MOST_ROWS if parts > 1 else MOST_ROWS_WHOLE):
         return None
-    return Tiles(tile, 64, 5, parts) if tile == 128 else Tiles(tile, 128, 4, parts)
+    return Tiles(*size, parts)
 
 
 def plan_product(x: torch.Tensor, weight: torch.Tensor, may_split: bool = False) -> Tiles | None:

@@ -11,7 +11,7 @@ from nanoengine.kernels.decode_inputs import decode_inputs
 from nanoengine.kernels.draw import draw
 from nanoengine.kernels.gemv import fits, gemv, norm_gemv, swiglu_gemv
 from nanoengine.kernels.norm import add_norm
-from nanoengine.kernels.product import PARTS, plan_product, product
+from nanoengine.kernels.product import PARTS, SIZES, plan_product, product
 from nanoengine.kernels.rope_store import rope_store
 from nanoengine.kernels.swiglu import swiglu
 
@@ -77,7 +77,7 @@ def _products(model) -> list:
     several = [(layer.self_attn.qkv_proj, False), (layer.mlp.gate_up_proj, False)]
     several += [(layer.self_attn.o_proj, parts), (layer.mlp.down_proj, parts)]
     for packed, may_split in several:
-        for rows in (16, 32, 64, 128):
+        for rows, *_ in SIZES:
             x = packed.weight.new_zeros(rows, packed.weight.shape[1])
             tiles = plan_product(x, packed.weight, may_split)
             if tiles is not None:
