@@ -7,7 +7,6 @@ the kernel and the one that combines; all layers of the model, each with a cache
 from __future__ import annotations
 
 import itertools
-import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from triton.testing import do_bench_cudagraph
 
 from nanoengine.attention.triton_attention import spare_pieces
-from nanoengine.bench.gpu import machine, nano_vllm_workload
+from nanoengine.bench.gpu import machine, nano_vllm_workload, tell
 from nanoengine.bench.roofline import find_card
 from nanoengine.kernels.paged_decode import Tuning, paged_decode, plan_pieces
 from nanoengine.model.config import NAMED_CONFIGS
@@ -67,12 +66,11 @@ def scenes(block_size: int) -> list[Scene]:
 
 
 def measure(model: str = "qwen3-0.6b", tunings: list[Tuning] = (), spares: list[int | None] = (None,), ranks: int = 1,
-            block_size: int = 16, say=None) -> dict:  # fmt: skip
+            block_size: int = 16, say=tell) -> dict:  # fmt: skip
     """Each tuning (all by default: the engine's own) with each number of spare pieces (None: the engine's own).
 
     ranks: measure one rank's share of the KV heads. Errors: ValueError for ranks that do not divide them.
     """
-    say = say or (lambda text: print(text, file=sys.stderr, flush=True))
     c = NAMED_CONFIGS[model]
     if ranks < 1 or c.num_key_value_heads % ranks:
         raise ValueError(f"--ranks must divide the {c.num_key_value_heads} KV heads of {model}, got {ranks}")

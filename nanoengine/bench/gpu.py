@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import time
 from datetime import date
 from statistics import median
@@ -39,6 +40,11 @@ def machine() -> dict:
 
     today = date.today().isoformat()
     return {"machine": f"one {torch.cuda.get_device_name()}", "torch": torch.__version__, "date": today}
+
+
+def tell(text: str) -> None:
+    """Progress, beside what is measured."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def make_llm(model: str = "qwen3-0.6b", **settings):

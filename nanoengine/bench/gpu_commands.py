@@ -57,6 +57,11 @@ def add_bench_gpu(kinds) -> None:
         parser.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
 
 
+def _need_gpu() -> None:
+    if not has_gpu():
+        raise ValueError(NO_GPU)
+
+
 def has_gpu() -> bool:
     import torch
 
@@ -106,8 +111,7 @@ def run_ladder(args) -> int:
 def run_attention(args) -> int:
     from nanoengine.bench.commands import report
 
-    if not has_gpu():
-        raise ValueError(NO_GPU)
+    _need_gpu()
     from nanoengine.bench.attention import measure, show
     from nanoengine.kernels.paged_decode import Tuning
 
@@ -120,8 +124,7 @@ def run_attention(args) -> int:
 def run_products(args) -> int:
     from nanoengine.bench.commands import report
 
-    if not has_gpu():
-        raise ValueError(NO_GPU)
+    _need_gpu()
     from nanoengine.bench.products import ROWS, measure, show
 
     return report(args.json, lambda: measure(args.model, args.rows or ROWS), show)
@@ -130,8 +133,7 @@ def run_products(args) -> int:
 def run_step(args) -> int:
     from nanoengine.bench.commands import report
 
-    if not has_gpu():
-        raise ValueError(NO_GPU)
+    _need_gpu()
     from nanoengine.bench.step import SCENES, measure, parse_scene, show
 
     scenes = [parse_scene(text) for text in args.scene] if args.scene else SCENES
@@ -154,6 +156,5 @@ def _measure(args, measure) -> int:
     from nanoengine.bench.commands import report
     from nanoengine.bench.gpu import show
 
-    if not has_gpu():
-        raise ValueError(NO_GPU)
+    _need_gpu()
     return report(args.json, measure, show)

@@ -6,14 +6,12 @@ one CUDA graph.
 
 from __future__ import annotations
 
-import sys
-
 import torch
 
 from nanoengine.bench.attention import seconds_of
-from nanoengine.bench.gpu import machine
+from nanoengine.bench.gpu import machine, tell
 from nanoengine.kernels.norm import add_norm
-from nanoengine.kernels.product import PARTS, Tiles, product, tiles_of
+from nanoengine.kernels.product import PARTS, SIZES, Tiles, product, tiles_of
 from nanoengine.model.config import NAMED_CONFIGS, ModelConfig
 
 ROWS = (2, 8, 16, 32, 48, 64, 80, 96, 128, 160, 208, 256)
@@ -28,23 +26,23 @@ def shapes(c: ModelConfig) -> dict[str, tuple[int, int, bool]]:
 
 
 def variants(rows: int, may_split: bool) -> list[Tiles]:
-    """Tiles that hold so many rows, or 128 or 64 of them; whole, or in 2, 4 and 8 parts."""
-    tiles = [(size, 128, 4) for size in (16, 32, 64) if rows <= size][:1] or [(128, 64, 5), (64, 128, 4)]
-    return [Tiles(*tile, parts) for tile in tiles for parts in ((1, 2, PARTS, 8) if may_split else (1,))]
+    """The smallest tiles that hold so many rows, the two largest for more than those hold; whole, or in parts."""
+    sizes = [size for size in SIZES[:-1] if rows <= size[0]][:1] or SIZES[-2:]
+    return [Tiles(*size, parts) for size in sizes for parts in ((1, 2, PARTS, 8) if may_split else (1,))]
 
 
-def measure(model: str = "qwen3-0.6b", rows=ROWS, dtype: torch.dtype = torch.bfloat16, say=None) -> dict:
+def measure(model: str = "qwen3-0.6b", rows=ROWS, dtype: torch.dtype = torch.bfloat16, say=tell,
+            device: str = "cuda") -> dict:  # fmt: skip
     """us of each product and number of rows: cublas, and each variant by rows/depth/stages/parts; chosen: the engine's.
 
     Errors: ValueError for rows below 1.
     """
     if min(rows) < 1:
         raise ValueError(f"--rows must be at least 1 each, got {min(rows)}")
-    say = say or (lambda text: print(text, file=sys.stderr, flush=True))
     config, found = NAMED_CONFIGS[model], []
     for name, (outputs, inputs, may_split) in shapes(config).items():
         shape = (config.num_hidden_layers, outputs, inputs)
-        weights = torch.empty(shape, dtype=dtype, device=_device()).normal_(std=0.03)
+        weights = torch.empty(shape, dtype=dtype, device=device).normal_(std=0.03)
         for count in rows:
             x = torch.randn(count, inputs, device=weights.device).to(dtype)
             us = {"cublas": chain(x, weights, None, may_split)}
@@ -84,7 +82,3 @@ def line(row: dict) -> str:
 def show(result: dict) -> str:
     head = f"{result['machine']}, {result['date']}: {result['model']}; us, < the engine's choice, * the fastest"
     return "\n".join([head, "rows a tile/inputs a load/stages/parts", *map(line, result["rows"])])
-
-
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter's, in tests

@@ -6,11 +6,10 @@ A kernel that is fast alone may not be so among others (registers, caches, gaps)
 from __future__ import annotations
 
 import random
-import sys
 import time
 from statistics import median
 
-from nanoengine.bench.gpu import machine, make_llm
+from nanoengine.bench.gpu import machine, make_llm, tell
 from nanoengine.bench.roofline import decode_seconds, find_card
 from nanoengine.sampling_params import SamplingParams
 
@@ -31,17 +30,16 @@ def contexts_of(rows: int, context: int) -> list[int]:
     return [draw.randint(context // 2, context * 3 // 2) for _ in range(rows)]
 
 
-def measure(model: str = "qwen3-0.6b", scenes=SCENES, steps: int = 40, say=None, **settings) -> dict:
+def measure(model: str = "qwen3-0.6b", scenes=SCENES, steps: int = 40, say=tell, **settings) -> dict:
     """The median of ``steps`` decode steps of each scene: (rows, mean context). settings: of the engine.
 
     Errors: ValueError for a scene that one batch, max_model_len or the KV pool cannot hold.
     """
-    say = say or (lambda text: print(text, file=sys.stderr, flush=True))
     llm, _ = make_llm(model, **{"enable_prefix_caching": False} | settings)
     rows = []
     with llm:
         about = machine()
-        card = find_card(about["machine"].removeprefix("one "))
+        card = find_card(about["machine"])
         for count, context in scenes:
             lens = contexts_of(count, context)
             _check(llm, lens, steps)

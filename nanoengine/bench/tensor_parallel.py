@@ -7,22 +7,20 @@ the smaller the model and the batch, the less there is to gain; one stream is me
 from __future__ import annotations
 
 import gc
-import sys
 from statistics import median
 
-from nanoengine.bench.gpu import fresh, make_llm, nano_vllm_workload, timed
+from nanoengine.bench.gpu import fresh, make_llm, nano_vllm_workload, tell, timed
 from nanoengine.bench.machine import describe
 from nanoengine.bench.workload import Workload, synthetic
 
 STREAM = Workload("one stream, 128 in, 512 out", [[0] * 128], [512])
 
 
-def measure(models: list[str], sizes: list[int], runs: int = 3, device: str = "cuda", say=None, **settings) -> dict:
+def measure(models: list[str], sizes: list[int], runs: int = 3, device: str = "cuda", say=tell, **settings) -> dict:
     """Output tokens per second of each model on each number of ranks; on a CPU with a workload of minutes, not hours.
 
     Errors: ValueError for sizes that a model or the machine cannot have.
     """
-    say = say or (lambda text: print(text, file=sys.stderr, flush=True))
     if device == "cpu":
         settings = {"dtype": "float32", "max_model_len": 512, "num_blocks": 400} | settings
         workloads = [synthetic("8 requests, 20-60 in, 16 out", 8, (20, 60), (16, 16), vocab_size=1000)]

@@ -32,7 +32,7 @@ def test_a_figure_is_bytes_over_seconds(device, monkeypatch):
     assert figures == {"us": 1.0, "tb_s": round(moved / 1e-6 / 1e12, 2)} and figures["tb_s"] > 0
 
 
-def test_bench_products_measures_what_it_names(monkeypatch):
+def test_bench_products_measures_what_it_names(device, monkeypatch):
     from nanoengine.bench import products
     from nanoengine.kernels.product import Tiles, product, tiles_of
 
@@ -51,7 +51,7 @@ def test_bench_products_measures_what_it_names(monkeypatch):
     monkeypatch.setattr(products, "seconds_of", two_microseconds)
     monkeypatch.setattr(products, "machine", lambda: {"machine": "m", "date": "d"})
     said = []
-    result = products.measure("tiny-qwen3", (2, 20), torch.float16, said.append)
+    result = products.measure("tiny-qwen3", (2, 20), torch.float16, said.append, device)
     assert [(row["product"], row["rows"]) for row in result["rows"]] == [
         (name, rows) for name in ("qkv", "o", "gate_up", "down") for rows in (2, 20)
     ]
