@@ -34,14 +34,15 @@ def build_notebook(
     recorded: NotebookNode | None,
     *,
     cwd: Path | None = None,
-    measure: bool | frozenset[str] = False,
+    measure: bool = False,
+    anew: frozenset[str] = frozenset(),
     env: dict[str, str] | None = None,
 ) -> NotebookNode:
     """One notebook, executed in ``cwd``; with ``cwd=None`` outputs and numbers come from ``recorded``.
 
     Args:
         recorded: the notebook as committed. Its outputs of cells tagged ``varies`` are kept, unless ``measure``.
-        measure: True for all such cells, or the ids of those whose new outputs are taken.
+        anew: ids of such cells whose new outputs are taken all the same.
         env: additions to the kernel's environment.
 
     Raises:
@@ -50,8 +51,8 @@ def build_notebook(
     notebook = make_notebook(source, lang)
     if cwd is not None:
         execute(notebook, cwd, env)
-        if measure is not True:
-            keep_recorded(notebook, recorded, only_varying=True, but=measure or frozenset())
+        if not measure:
+            keep_recorded(notebook, recorded, only_varying=True, but=anew)
     elif recorded is not None:
         keep_recorded(notebook, recorded, only_varying=False)
         fill_values(notebook, dict(recorded.metadata.get("nanoengine", {}).get("values", {})))
@@ -59,7 +60,7 @@ def build_notebook(
 
 
 def build_lesson(
-    lessons: Path, source: LessonSource, *, run: bool, measure: bool | frozenset[str] = False
+    lessons: Path, source: LessonSource, *, run: bool, measure: bool = False, anew: frozenset[str] = frozenset()
 ) -> list[str]:
     """Write both notebooks of a source under ``lessons``; returns a line about each."""
     lines = []
@@ -69,7 +70,7 @@ def build_lesson(
         start = time.perf_counter()
         try:
             notebook = build_notebook(
-                source, lang, read_notebook(path), cwd=path.parent if run else None, measure=measure
+                source, lang, read_notebook(path), cwd=path.parent if run else None, measure=measure, anew=anew
             )
         except LessonFailed as error:
             raise LessonFailed(f"{path}: {error}") from None
@@ -114,8 +115,8 @@ def build_sources(
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0 if everything was built and keeps the rules, else 1."""
     args = _parser().parse_args(argv)
-    measure = args.measure or frozenset(args.measure_cell)
-    build = functools.partial(build_lesson, args.lessons, run=args.execute, measure=measure)
+    anew = frozenset(args.measure_cell)
+    build = functools.partial(build_lesson, args.lessons, run=args.execute, measure=args.measure, anew=anew)
     accept = frozenset(args.zh_still_right)
     problems = build_sources(args.lessons / "src", args.numbers, accept, source_problems, build)
     for problem in problems:
