@@ -1,0 +1,1 @@
+"""From a name, a folder or a file to checked weights."""

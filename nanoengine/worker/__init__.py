@@ -1,0 +1,1 @@
+"""What runs a batch: inputs, forward pass, sampling, CUDA graphs, KV memory."""
