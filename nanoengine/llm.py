@@ -15,13 +15,13 @@ from tqdm.auto import tqdm
 from nanoengine.config import EngineConfig
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.sequence import Sequence
-from nanoengine.model.detokenizer import IncrementalDetokenizer, detokenize
-from nanoengine.model.resolve import resolve_model
-from nanoengine.model.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
+from nanoengine.loader.resolve import resolve_model
 from nanoengine.outputs import RequestOutput
 from nanoengine.prompts import conversations, params_list, prompt_list, prompt_parts
 from nanoengine.rebinding import about_to_be_replaced
 from nanoengine.sampling_params import SamplingParams
+from nanoengine.tokenizer.detokenizer import IncrementalDetokenizer, detokenize
+from nanoengine.tokenizer.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 
 PARTS = ("scheduler", "block_manager", "runner", "sampler", "attention_backend", "observer")
 

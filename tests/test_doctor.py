@@ -12,7 +12,7 @@ import pytest
 from nanoengine import doctor
 from nanoengine.doctor import course, machine
 from nanoengine.doctor.check import Check, is_older, pip_install, required, version_of
-from nanoengine.model import embedded
+from nanoengine.loader import embedded
 
 # sitecustomize of a Python in which some packages cannot be found
 BLOCKER = """

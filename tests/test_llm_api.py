@@ -11,7 +11,7 @@ import torch
 from nanoengine import LLM, SamplingParams
 from nanoengine.attention.torch_attention import TorchAttention
 from nanoengine.engine.scheduler import TokenBudgetScheduler
-from nanoengine.model.embedded import embedded_model_folder
+from nanoengine.loader.embedded import embedded_model_folder
 from nanoengine.sim import SlotRunner
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

@@ -68,8 +68,8 @@ lesson("02", lang="en")
 import torch
 
 from nanoengine import LLM, EngineConfig, LLMEngine, SamplingParams
-from nanoengine.model.embedded import embedded_model_folder
-from nanoengine.model.weights import dummy_weights, read_weights
+from nanoengine.loader.embedded import embedded_model_folder
+from nanoengine.loader.weights import dummy_weights, read_weights
 
 llm = LLM(max_model_len=512, kv_cache_gib=0.25)
 tokenizer, config = llm.tokenizer, llm.model_config
@@ -589,7 +589,7 @@ for name, shifted in {"everyone + 1000": right + 1000, "decoded + 1": right + (r
 # %% id="ledger"
 import math
 
-from nanoengine.model.weights import expected_tensors
+from nanoengine.loader.weights import expected_tensors
 
 def by_part(c):
     count = dict.fromkeys(("vocabulary", "q, o", "k, v", "mlp", "norms"), 0)

@@ -64,7 +64,7 @@ import torch
 from nanoengine import LLM, EngineConfig, SamplingParams
 from nanoengine.attention.torch_attention import dense_attention
 from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.engine.model_runner import ModelRunner
+from nanoengine.worker.model_runner import ModelRunner
 from nanoengine.model.decoder import full_forward
 
 llm = LLM(max_model_len=1024, kv_cache_gib=0.25)

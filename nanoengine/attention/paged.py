@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from nanoengine.engine.batch import Batch
-from nanoengine.engine.device import upload
+from nanoengine.worker.device import upload
 
 
 @dataclass(slots=True)

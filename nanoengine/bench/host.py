@@ -164,8 +164,8 @@ def features(num_seqs: int) -> Iterator[Scenario]:
 
 
 def _detokenizer() -> Callable[[SamplingParams], object]:
-    from nanoengine.model.detokenizer import IncrementalDetokenizer
-    from nanoengine.model.tokenizer import byte_tokenizer
+    from nanoengine.tokenizer.detokenizer import IncrementalDetokenizer
+    from nanoengine.tokenizer.tokenizer import byte_tokenizer
 
     tokenizer = byte_tokenizer(1024)
     return lambda params: IncrementalDetokenizer(tokenizer, stop=params.stop)

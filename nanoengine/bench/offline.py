@@ -105,8 +105,8 @@ def measure(settings: Settings) -> dict:
 
     Errors: ValueError, OSError for a model that cannot be had; RuntimeError if an engine fails.
     """
-    from nanoengine.model.resolve import resolve_model
-    from nanoengine.model.tokenizer import load_tokenizer
+    from nanoengine.loader.resolve import resolve_model
+    from nanoengine.tokenizer.tokenizer import load_tokenizer
 
     folder = resolve_model(settings.model).folder
     tokenizer = load_tokenizer(folder)

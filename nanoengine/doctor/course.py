@@ -56,16 +56,16 @@ def package(name: str) -> Callable[[], Check]:
 
 def converted_folder() -> Path:
     """Where the embedded model lies once it was converted."""
-    from nanoengine.model import embedded
-    from nanoengine.model.cache import cache_root
-    from nanoengine.model.gguf_file import CONVERTER_VERSION
+    from nanoengine.loader import embedded
+    from nanoengine.loader.cache import cache_root
+    from nanoengine.loader.gguf_file import CONVERTER_VERSION
 
     return cache_root() / f"smollm2-135m-instruct-{embedded.GGUF_SHA256[:12]}-v{CONVERTER_VERSION}"
 
 
 def model() -> Check:
-    from nanoengine.model import embedded
-    from nanoengine.model.checkpoint import is_complete
+    from nanoengine.loader import embedded
+    from nanoengine.loader.checkpoint import is_complete
 
     folder, installed = converted_folder(), embedded.find_installed()
     if is_complete(folder):
@@ -95,7 +95,7 @@ def generation() -> Check:
 
 
 def tokenizer() -> Check:
-    from nanoengine.model.tokenizer import load_tokenizer
+    from nanoengine.tokenizer.tokenizer import load_tokenizer
 
     folder, text = converted_folder(), "1234 + 5 = 1239, 分页注意力 ✓"
     if not folder.exists():
@@ -109,7 +109,7 @@ def tokenizer() -> Check:
 
 
 def cache() -> Check:
-    from nanoengine.model.cache import cache_root
+    from nanoengine.loader.cache import cache_root
 
     folder = cache_root()
     there = next(path for path in (folder, *folder.parents) if path.exists())

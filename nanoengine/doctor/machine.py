@@ -55,7 +55,7 @@ def torch() -> Check:
 
 
 def device() -> Check:
-    from nanoengine.engine.device import pick_device, pick_dtype
+    from nanoengine.worker.device import pick_device, pick_dtype
 
     chosen = pick_device("auto")
     return Check("ok", f"auto takes {chosen} with {str(pick_dtype('auto', 'bfloat16', chosen)).removeprefix('torch.')}")
@@ -105,7 +105,7 @@ def parallel() -> Check:
 def attention() -> Check:
     from nanoengine.attention import choose_backend
     from nanoengine.config import BACKENDS
-    from nanoengine.engine.device import pick_device
+    from nanoengine.worker.device import pick_device
 
     here, works, others = pick_device("auto"), [], []
     for name in BACKENDS:

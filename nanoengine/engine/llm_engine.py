@@ -20,13 +20,13 @@ from nanoengine.engine.sequence import Sequence
 
 
 class LLMEngine:
-    """Token ids in, token ids out. Each part can be your own (engine.interfaces). Without a runner,
+    """Token ids in, token ids out. Each part can be your own (engine.protocols). Without a runner,
     model_runner loads the model (your sampler, attention). observer: a Trace."""
 
     def __init__(self, config: EngineConfig, *, runner=None, block_manager=None, scheduler=None,
                  observer=None, **parts):  # fmt: skip
         if runner is None:
-            from nanoengine.engine.model_runner import make_runner  # the first line that needs torch
+            from nanoengine.worker.model_runner import make_runner  # the first line that needs torch
 
             runner = make_runner(config, **parts)
         elif parts:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from nanoengine.engine.batch import Batch
-from nanoengine.engine.interfaces import BlockManagerLike, Pending
+from nanoengine.engine.protocols import BlockManagerLike, Pending
 from nanoengine.engine.scheduler import Plan
 from nanoengine.engine.sequence import Sequence
 

@@ -72,6 +72,6 @@ class BlockManagerLike(Protocol):
 
 
 class Sampler(Protocol):
-    """See model.sampler.Sampler: logits [S, vocabulary] and the rows' sequences in, token ids out."""
+    """See worker.sampler.Sampler: logits [S, vocabulary] and the rows' sequences in, token ids out."""
 
     def __call__(self, logits: Any, seqs: list[Sequence], positions: Any) -> Any: ...

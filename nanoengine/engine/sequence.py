@@ -40,7 +40,7 @@ class Sequence:
     seed: int = 0
     prompt: str | None = None
     arrival: float = 0.0
-    detokenizer: Any = None  # model.detokenizer.IncrementalDetokenizer, where text is wanted
+    detokenizer: Any = None  # tokenizer.detokenizer.IncrementalDetokenizer, where text is wanted
 
     status: Status = Status.WAITING
     num_prompt_tokens: int = 0

@@ -1,4 +1,4 @@
-"""From logits to tokens in one pass: greedy, or a temperature draw with the same random numbers as model.sampler.
+"""From logits to tokens in one pass: greedy, or a temperature draw with the same random numbers as worker.sampler.
 
 The draw is argmax over tokens of logit / temperature + Gumbel noise, and the noise is a hash of (seed,
 position, token): nothing has to be stored, sorted or summed, and no float32 copy of the logits is made.
@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.language.extra.cuda import libdevice
 
 from nanoengine.kernels.common import begin, overlapped, power_of_two
-from nanoengine.model.sampler import gumbel_noise
+from nanoengine.worker.sampler import gumbel_noise
 
 TILE = 2048
 

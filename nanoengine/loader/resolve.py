@@ -12,10 +12,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanoengine.model.cache import build_once, cache_root
-from nanoengine.model.checkpoint import CONVERTED_FILES, is_complete
+from nanoengine.loader.cache import build_once, cache_root
+from nanoengine.loader.checkpoint import CONVERTED_FILES, is_complete
+from nanoengine.loader.embedded import embedded_model_folder
 from nanoengine.model.config import NAMED_CONFIGS, ModelConfig, load_model_config
-from nanoengine.model.embedded import embedded_model_folder
 
 EMBEDDED_NAMES = ("smollm2", "smollm2-135m-instruct")
 LOAD_FORMATS = ("auto", "dummy")
@@ -95,7 +95,7 @@ def _is_repo_id(name: str) -> bool:
 def _from_file(path: Path, progress: bool) -> Path:
     if path.suffix.lower() != ".gguf":
         raise ValueError(f"{path} is a file; nanoengine reads .gguf files and folders. {_what_is_possible()}")
-    from nanoengine.model.gguf_file import CONVERTER_VERSION, convert_gguf
+    from nanoengine.loader.gguf_file import CONVERTER_VERSION, convert_gguf
 
     target = cache_root() / f"{path.stem}-{_fingerprint(path)}-v{CONVERTER_VERSION}"
     return build_once(target, lambda folder: convert_gguf(path, folder, progress=progress), is_complete)

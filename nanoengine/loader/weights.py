@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanoengine.model.checkpoint import check_tensors
+from nanoengine.loader.checkpoint import check_tensors
 from nanoengine.model.config import ModelConfig
 
 if TYPE_CHECKING:

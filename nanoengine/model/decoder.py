@@ -109,7 +109,7 @@ class Decoder(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy checkpoint tensors (Hugging Face names) into the packed parameters.
 
-        Names and shapes were checked by model.weights before the first tensor came.
+        Names and shapes were checked by loader.weights before the first tensor came.
         Errors: ValueError naming tensors that did not come.
         """
         missing = {name for name, _ in self.named_parameters()} - ({"lm_head"} if self.tied else set())

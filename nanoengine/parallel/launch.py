@@ -23,14 +23,14 @@ import torch
 from torch.distributed import PrefixStore, Store, TCPStore, rendezvous
 
 from nanoengine.config import EngineConfig
-from nanoengine.engine.device import pick_device
+from nanoengine.loader.resolve import ModelFiles, resolve_model
 from nanoengine.model.decoder import Decoder
-from nanoengine.model.resolve import ModelFiles, resolve_model
 from nanoengine.parallel.group import FOR_EVER, TIMEOUT, Group
 from nanoengine.parallel.leader import LeadingGpuRunner, LeadingRunner, prepare
 from nanoengine.parallel.split import check_split
 from nanoengine.parallel.watch import LocalRanks, Ranks, TorchrunRanks, report_failure
 from nanoengine.parallel.worker import ALL_LISTEN, Job, serve
+from nanoengine.worker.device import pick_device
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ VARIABLES = "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
 
 
 def make_leader(config: EngineConfig, *, model=None, load_format: str = "auto", sampler=None, attention=None):
-    """Rank 0's runner of ``config.tensor_parallel_size`` ranks, the others running; see engine.model_runner.
+    """Rank 0's runner of ``config.tensor_parallel_size`` ranks, the others running; see worker.model_runner.
 
     Errors: ValueError for a model, a machine or parts that so many ranks cannot share; RuntimeError with its
     traceback if a rank fails. Then no process is left.

@@ -15,11 +15,11 @@ import torch
 
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
-from nanoengine.engine.gpu_runner import GpuRunner
-from nanoengine.engine.model_runner import ModelRunner
 from nanoengine.parallel.group import Group
 from nanoengine.parallel.steps import StepSender
 from nanoengine.parallel.watch import Ranks
+from nanoengine.worker.gpu_runner import GpuRunner
+from nanoengine.worker.model_runner import ModelRunner
 
 POLL_S = 5e-5
 

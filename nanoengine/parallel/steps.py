@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from nanoengine.engine.batch import Batch
-from nanoengine.engine.block_tables import BlockTables
+from nanoengine.worker.block_tables import BlockTables
 
 
 class SentTables(BlockTables):

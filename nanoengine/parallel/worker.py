@@ -18,7 +18,7 @@ import traceback
 from dataclasses import dataclass
 
 from nanoengine.config import EngineConfig
-from nanoengine.model.resolve import ModelFiles
+from nanoengine.loader.resolve import ModelFiles
 
 ALL_LISTEN = "all listen"  # key that rank 0 sets once every rank has said hello
 
@@ -39,9 +39,9 @@ def serve(config: EngineConfig, files: ModelFiles, group) -> None:
 
     The runner is the same class as on rank 0, but only its ``run`` is called: nothing is sampled here.
     """
-    from nanoengine.engine.model_runner import runner_type
     from nanoengine.parallel.leader import facts
     from nanoengine.parallel.steps import StepReceiver
+    from nanoengine.worker.model_runner import runner_type
 
     runner, steps = runner_type(config.device)(config, model=files, group=group), StepReceiver()
     group.collect(facts(runner))

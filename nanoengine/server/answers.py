@@ -9,8 +9,8 @@ from contextlib import suppress
 
 from starlette.responses import JSONResponse, Response
 
-from nanoengine.engine.generation import Generation, Update
 from nanoengine.server.errors import ApiError
+from nanoengine.server.output_stream import Generation, Update
 from nanoengine.server.replies import Replies
 
 log = logging.getLogger(__name__)

@@ -14,21 +14,21 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from nanoengine import __version__
-from nanoengine.engine.async_engine import AsyncEngine, EngineStopped, Overloaded
-from nanoengine.engine.generation import Generation
 from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.model.detokenizer import IncrementalDetokenizer
-from nanoengine.model.tokenizer import Tokenizer
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.server.answers import EventStream, whole
+from nanoengine.server.async_engine import AsyncEngine, EngineStopped, Overloaded
 from nanoengine.server.description import describe, errors, takes
 from nanoengine.server.errors import ApiError, install
 from nanoengine.server.limits import Limits
 from nanoengine.server.metrics import CONTENT_TYPE, Metrics
+from nanoengine.server.output_stream import Generation
 from nanoengine.server.params import blame, chat_request, completion_requests, parse
 from nanoengine.server.protocol import ChatRequest, Common, CompletionRequest
 from nanoengine.server.replies import ChatReplies, CompletionReplies, Replies
 from nanoengine.server.trace_window import TraceWindow
+from nanoengine.tokenizer.detokenizer import IncrementalDetokenizer
+from nanoengine.tokenizer.tokenizer import Tokenizer
 
 LONG_TEXT = 10_000  # characters: a few milliseconds of encoding
 

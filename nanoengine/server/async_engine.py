@@ -21,10 +21,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
-from nanoengine.engine.generation import EngineStopped, Generation, Guarded, Open, Overloaded, Request, Update
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.sequence import Sequence
-from nanoengine.engine.stats import Stats, take_stats
+from nanoengine.server.output_stream import EngineStopped, Generation, Guarded, Open, Overloaded, Request, Update
+from nanoengine.server.stats import Stats, take_stats
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from nanoengine.engine.async_engine import AsyncEngine
-from nanoengine.engine.generation import Update
+from nanoengine.server.async_engine import AsyncEngine
+from nanoengine.server.output_stream import Update
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Bounds in seconds: from a GPU's few milliseconds to a laptop's.

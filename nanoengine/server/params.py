@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from nanoengine.engine.generation import Request
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.server.errors import ApiError
+from nanoengine.server.output_stream import Request
 from nanoengine.server.protocol import NEUTRAL, ChatRequest, Common, CompletionRequest
 
 Body = TypeVar("Body", bound=Common)

@@ -6,8 +6,8 @@ import time
 import uuid
 from dataclasses import dataclass, field
 
-from nanoengine.engine.generation import Update
-from nanoengine.model.tokenizer import Tokenizer
+from nanoengine.server.output_stream import Update
+from nanoengine.tokenizer.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0  # JSON has no -inf; the number is OpenAI's
 

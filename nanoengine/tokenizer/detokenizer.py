@@ -17,7 +17,7 @@ _PATIENCE = 8  # tokens; a UTF-8 character has at most 4 bytes, so by then it is
 
 
 class DecodesTokens(Protocol):
-    """What is needed of a tokenizer (``nanoengine.model.tokenizer.Tokenizer`` has it)."""
+    """What is needed of a tokenizer (``nanoengine.tokenizer.tokenizer.Tokenizer`` has it)."""
 
     is_byte_level: bool
     special_ids: frozenset[int]

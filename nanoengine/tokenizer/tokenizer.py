@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from nanoengine.model.chat import render_chat
+from nanoengine.tokenizer.chat_template import render_chat
 
 _DUMMY_TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

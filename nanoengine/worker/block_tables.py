@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from nanoengine.engine.batch import Batch
-from nanoengine.engine.device import upload
+from nanoengine.worker.device import upload
 
 
 class BlockTables:

@@ -14,8 +14,8 @@ import torch
 
 from nanoengine.attention.paged import padded
 from nanoengine.engine.batch import Batch
-from nanoengine.engine.device import pinned, views
-from nanoengine.engine.sampling_arrays import SamplingArrays
+from nanoengine.worker.device import pinned, views
+from nanoengine.worker.sampling_arrays import SamplingArrays
 
 MOST_TOKENS = 4096  # of a mixed step: larger ones keep the GPU busy for longer than it takes to launch them
 MOST_ROWS = 256  # of a mixed step

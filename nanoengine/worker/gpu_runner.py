@@ -13,16 +13,16 @@ from nanoengine.attention.base import why_not_triton
 from nanoengine.attention.paged import PagedBackend
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
-from nanoengine.engine.block_tables import BlockTables
-from nanoengine.engine.cuda_graph import record_graphs
-from nanoengine.engine.device import upload
-from nanoengine.engine.gpu_memory import blocks_that_fit, explain_out_of_memory
-from nanoengine.engine.model_runner import ModelRunner
-from nanoengine.engine.sampling_arrays import SamplingArrays
 from nanoengine.engine.sequence import Sequence
 from nanoengine.model.decoder import Attention, Decoder, DecoderLayer
 from nanoengine.model.ops import TorchOps
-from nanoengine.model.sampler import Sampler, report_logprobs
+from nanoengine.worker.block_tables import BlockTables
+from nanoengine.worker.cuda_graphs import record_graphs
+from nanoengine.worker.device import upload
+from nanoengine.worker.kv_memory import blocks_that_fit, explain_out_of_memory
+from nanoengine.worker.model_runner import ModelRunner
+from nanoengine.worker.sampler import Sampler, report_logprobs
+from nanoengine.worker.sampling_arrays import SamplingArrays
 
 
 def overrides(module, ours: type, *names: str) -> bool:

@@ -10,11 +10,11 @@ import torch
 
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import build_batch
-from nanoengine.engine.cuda_graph import graph_bytes
-from nanoengine.engine.device import GIB
 from nanoengine.engine.sequence import Sequence
-from nanoengine.model.sampler import Sampler, report_logprobs
 from nanoengine.sampling_params import SamplingParams
+from nanoengine.worker.cuda_graphs import graph_bytes
+from nanoengine.worker.device import GIB
+from nanoengine.worker.sampler import Sampler, report_logprobs
 
 LEAST_TOKENS = 256  # a pool smaller than this serves nobody
 

@@ -11,11 +11,11 @@ import torch
 from nanoengine.attention import choose_backend
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
-from nanoengine.engine.device import cpu_kv_bytes, pick_device, pick_dtype
+from nanoengine.loader.resolve import ModelFiles, resolve_model
+from nanoengine.loader.weights import dummy_weights, read_weights
 from nanoengine.model.decoder import Decoder
-from nanoengine.model.resolve import ModelFiles, resolve_model
-from nanoengine.model.sampler import Sampler, report_logprobs
-from nanoengine.model.weights import dummy_weights, read_weights
+from nanoengine.worker.device import cpu_kv_bytes, pick_device, pick_dtype
+from nanoengine.worker.sampler import Sampler, report_logprobs
 
 
 class PendingTokens:
@@ -37,9 +37,9 @@ class PendingTokens:
 
 
 class ModelRunner:
-    """model: a name, folder or file (see model.resolve), its ModelFiles, or a Decoder with its weights.
+    """model: a name, folder or file (see loader.resolve), its ModelFiles, or a Decoder with its weights.
 
-    sampler, attention: objects that replace the package's own (engine.interfaces.Sampler,
+    sampler, attention: objects that replace the package's own (engine.protocols.Sampler,
     attention.base.AttentionBackend). group: the ranks that share the model (parallel.group), None for one.
     """
 
@@ -153,7 +153,7 @@ def make_runner(config: EngineConfig, **parts) -> ModelRunner:
 def runner_type(device: str) -> type[ModelRunner]:
     if pick_device(device).type != "cuda":
         return ModelRunner
-    from nanoengine.engine.gpu_runner import GpuRunner
+    from nanoengine.worker.gpu_runner import GpuRunner
 
     return GpuRunner
 

@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 from nanoengine.bench import offline
 from nanoengine.bench.worker import peak_mib
 from nanoengine.cli import main
+from nanoengine.loader.weights import dummy_weights
 from nanoengine.model.config import NAMED_CONFIGS
-from nanoengine.model.tokenizer import byte_tokenizer
-from nanoengine.model.weights import dummy_weights
+from nanoengine.tokenizer.tokenizer import byte_tokenizer
 
 
 @pytest.fixture(scope="module")

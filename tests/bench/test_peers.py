@@ -9,8 +9,8 @@ from nanoengine.bench import commands
 from nanoengine.bench.gpu import show
 from nanoengine.bench.peers import generate_statically, huggingface_model, static_batches, transformers_beside
 from nanoengine.bench.workload import Workload
+from nanoengine.loader.weights import dummy_weights
 from nanoengine.model.config import NAMED_CONFIGS
-from nanoengine.model.weights import dummy_weights
 
 WORK = Workload("w", [[1, 2, 3], [4], [5, 6]], [4, 2, 3])
 

@@ -90,7 +90,7 @@ def test_a_find_says_where_it_stands():
     assert answer.found[0].entry.kind == "faq"
     text, html = answer.text(), answer.html()
     assert "lesson 01, asked before" in text and "ModelRunner.launch" in text
-    assert "<b>Why is sampling not in postprocess?</b>" in html and "<code>nanoengine/engine/model_runner.py:" in html
+    assert "<b>Why is sampling not in postprocess?</b>" in html and "<code>nanoengine/worker/model_runner.py:" in html
     assert answer._repr_mimebundle_() == {"text/html": html, "text/plain": text}
 
 

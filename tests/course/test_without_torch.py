@@ -10,7 +10,7 @@ from nanoengine.course import ask, cards, hunt, interview, quiz, recall, show
 for make in (quiz.quiz, recall.recall, hunt.hunt, cards.cards):
     assert make("01").bundles()
 assert interview.interview().bundles() and ask.ask("what is a block table?").found
-assert show.show("nanoengine/engine/model_runner.py:ModelRunner.launch").rows
+assert show.show("nanoengine/worker/model_runner.py:ModelRunner.launch").rows
 """
 
 

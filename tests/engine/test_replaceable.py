@@ -9,8 +9,8 @@ import pytest
 
 from nanoengine.config import EngineConfig
 from nanoengine.engine.block_manager import BlockManager
-from nanoengine.engine.interfaces import BlockManagerLike, Pending, Runner, SchedulerLike
 from nanoengine.engine.llm_engine import LLMEngine
+from nanoengine.engine.protocols import BlockManagerLike, Pending, Runner, SchedulerLike
 from nanoengine.engine.scheduler import Plan, Scheduler, TokenBudgetScheduler
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.sim import Done, SlotRunner
@@ -253,7 +253,7 @@ class Block(importlib.abc.MetaPathFinder):
             raise ImportError(f"{name} is not installed here")
 sys.meta_path.insert(0, Block())
 import nanoengine.course, nanoengine.sim, nanoengine.trace, nanoengine.viz
-from nanoengine.engine import batch, block_manager, interfaces, llm_engine, scheduler, sequence
+from nanoengine.engine import batch, block_manager, llm_engine, protocols, scheduler, sequence
 for package in (nanoengine.sim, nanoengine.viz, nanoengine.course):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if module.name not in SKIP:

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import torch
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.engine import model_runner
+from nanoengine.worker import model_runner
 
 
 class Forced:
@@ -81,8 +81,8 @@ def weights_rounded_to(dtype):
 def huggingface_logits(name, wanted, prompt_len, dtype):
     """Logits of transformers' own model with the same dummy weights, one forward pass a text, in float32."""
     from nanoengine.bench.peers import huggingface_model
+    from nanoengine.loader.weights import dummy_weights
     from nanoengine.model.config import NAMED_CONFIGS
-    from nanoengine.model.weights import dummy_weights
 
     c = NAMED_CONFIGS[name]
     model = huggingface_model(c, "cpu", torch.float32, "eager")

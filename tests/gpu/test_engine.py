@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.engine.cuda_graph import mixed_sizes
 from nanoengine.trace import record
+from nanoengine.worker.cuda_graphs import mixed_sizes
 
 TINY = dict(load_format="dummy", max_model_len=256, dtype="float32", num_blocks=400)
 GIB = 2**30

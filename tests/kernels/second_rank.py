@@ -8,8 +8,8 @@ import torch
 from torch.distributed import TCPStore
 
 from nanoengine.config import EngineConfig
+from nanoengine.loader.resolve import ModelFiles
 from nanoengine.model.config import ModelConfig
-from nanoengine.model.resolve import ModelFiles
 from nanoengine.parallel.group import Group
 
 SHAPE = ModelConfig("Qwen3ForCausalLM", 63, 32, 48, 1, 4, 2, 16, 64, qk_norm=True, dtype="float32",
@@ -33,9 +33,9 @@ def make(kind, group, **parts):
 
 
 def main(port: int) -> None:
-    from nanoengine.engine.gpu_runner import GpuRunner
     from nanoengine.parallel.leader import facts
     from nanoengine.parallel.steps import StepReceiver
+    from nanoengine.worker.gpu_runner import GpuRunner
 
     store = TCPStore("127.0.0.1", port, is_master=False)
     print("hello", flush=True)

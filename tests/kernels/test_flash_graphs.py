@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nanoengine.config import EngineConfig
-from nanoengine.engine.model_runner import ModelRunner
+from nanoengine.worker.model_runner import ModelRunner
 from tests.kernels.test_graph_fuzz import decoder, outputs, requests_of, settings_of
 from tests.kernels.unrecorded import give_graphs
 
@@ -58,7 +58,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens, block_table, sof
 @pytest.mark.parametrize(("seed", "limits"), [(0, {}), (4, {}), (3, dict(max_num_seqs=2, max_num_batched_tokens=1))])
 def test_tokens_are_those_of_the_plain_runner(seed, limits, monkeypatch):
     """Random requests as for our own kernels, through graphs; a bucket of one token among them."""
-    from nanoengine.engine.gpu_runner import GpuRunner
+    from nanoengine.worker.gpu_runner import GpuRunner
     from tests.kernels.test_gpu_runner import one_layer
 
     functions = (flash_attn_varlen_func, flash_attn_with_kvcache)

@@ -6,8 +6,8 @@ import pytest
 from nanoengine import SamplingParams
 from nanoengine.config import EngineConfig
 from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.engine.model_runner import ModelRunner
 from nanoengine.engine.scheduler import TokenBudgetScheduler
+from nanoengine.worker.model_runner import ModelRunner
 from tests.kernels.test_graph_fuzz import decoder
 from tests.kernels.unrecorded import give_graphs
 
@@ -36,7 +36,7 @@ def test_tokens_are_those_of_the_plain_runner(qk_norm, graphs):
     graphs: every step is a replay (of a step that runs each time, where there is no GPU to record it).
     """
     from nanoengine.attention.triton_attention import TritonAttention
-    from nanoengine.engine.gpu_runner import GpuRunner
+    from nanoengine.worker.gpu_runner import GpuRunner
 
     settings = dict(max_model_len=40, max_num_seqs=2, max_num_batched_tokens=8, num_blocks=5, device="cpu")
     config = EngineConfig(vocab_size=64, **settings)
@@ -56,7 +56,7 @@ def test_a_sampler_of_your_own_is_asked_in_place_of_the_graphs_draw():
     """And its tokens, not the drawn ones, are what the next step is fed, while they are in flight, and what logprobs
     tell of, when a later step has replaced them."""
     from nanoengine.attention.triton_attention import TritonAttention
-    from nanoengine.engine.gpu_runner import GpuRunner
+    from nanoengine.worker.gpu_runner import GpuRunner
 
     def unlikely(logits, seqs, positions):
         return logits.topk(30).indices[:, 29]
@@ -86,7 +86,7 @@ class Sips(TokenBudgetScheduler):
 
 def test_a_row_that_samples_behind_one_that_does_not():
     from nanoengine.attention.triton_attention import TritonAttention
-    from nanoengine.engine.gpu_runner import GpuRunner
+    from nanoengine.worker.gpu_runner import GpuRunner
 
     config = EngineConfig(vocab_size=64, max_model_len=40, max_num_seqs=2, max_num_batched_tokens=13, num_blocks=5,
                           device="cpu")  # fmt: skip
@@ -101,8 +101,8 @@ def test_a_row_that_samples_behind_one_that_does_not():
 
 def test_a_decoder_of_your_own_is_asked_and_gets_no_graph():
     from nanoengine.attention.triton_attention import TritonAttention
-    from nanoengine.engine.gpu_runner import GpuRunner, differs
     from nanoengine.model.decoder import Decoder
+    from nanoengine.worker.gpu_runner import GpuRunner, differs
 
     class Backwards(Decoder):
         def logits(self, hidden):
@@ -135,8 +135,8 @@ def test_a_decoder_of_your_own_is_asked_and_gets_no_graph():
 def test_layers_of_your_own_get_no_parts():
     """They may add what a layer hands on, which a product in parts, [parts, T, hidden], would make nonsense of."""
     from nanoengine.attention.triton_attention import TritonAttention
-    from nanoengine.engine.gpu_runner import GpuRunner
     from nanoengine.model.decoder import Attention, Decoder, DecoderLayer
+    from nanoengine.worker.gpu_runner import GpuRunner
 
     class Adds(DecoderLayer):
         def forward(self, *given):
@@ -178,7 +178,7 @@ class Step:
 def test_block_tables_follow_growth_restart_and_eviction():
     import torch
 
-    from nanoengine.engine.block_tables import BlockTables
+    from nanoengine.worker.block_tables import BlockTables
 
     tables, sent = BlockTables(2, 4, torch.device("cpu")), []
     send = tables._send

@@ -11,7 +11,7 @@ import pytest
 from nanoengine import SamplingParams
 from nanoengine.config import EngineConfig
 from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.engine.model_runner import ModelRunner
+from nanoengine.worker.model_runner import ModelRunner
 
 
 def settings_of(draw: random.Random) -> dict:
@@ -63,8 +63,8 @@ def shape_of(draw: random.Random):
 
 
 def decoder(shape):
+    from nanoengine.loader.weights import dummy_weights
     from nanoengine.model.decoder import Decoder
-    from nanoengine.model.weights import dummy_weights
 
     made = Decoder(shape, 64)
     made.load_weights((name, 10 * weight) for name, weight in dummy_weights(shape))
@@ -75,7 +75,7 @@ def check(shape, settings, requests, seed) -> None:
     import torch
 
     from nanoengine.attention.triton_attention import TritonAttention
-    from nanoengine.engine.gpu_runner import GpuRunner
+    from nanoengine.worker.gpu_runner import GpuRunner
     from tests.kernels.unrecorded import give_graphs
 
     config = EngineConfig(vocab_size=shape.vocab_size, **settings)

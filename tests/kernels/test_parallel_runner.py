@@ -34,10 +34,10 @@ def outputs(runner, config):
 def test_two_ranks_with_overlap_and_the_step_that_graphs_record():
     if torch.cuda.is_available():
         return  # no interpreter then; tests/gpu/test_parallel.py does it for real
-    from nanoengine.engine.gpu_runner import GpuRunner
     from nanoengine.parallel.group import Group
     from nanoengine.parallel.leader import LeadingGpuRunner
     from nanoengine.parallel.watch import Ranks
+    from nanoengine.worker.gpu_runner import GpuRunner
     from tests.kernels.second_rank import CONFIG, ONE, make
 
     wanted = outputs(make(GpuRunner, None)[0], ONE)

@@ -28,7 +28,7 @@ def test_padding_of_a_decode_batch_reads_and_writes_nothing():
 
 
 def test_buckets_end_at_the_largest_batch():
-    from nanoengine.engine.cuda_graph import bucket_sizes
+    from nanoengine.worker.cuda_graphs import bucket_sizes
 
     assert bucket_sizes(1) == [1]
     assert bucket_sizes(13) == [1, 2, 4, 8, 13]
@@ -37,7 +37,7 @@ def test_buckets_end_at_the_largest_batch():
 
 
 def test_buckets_of_mixed_steps():
-    from nanoengine.engine.cuda_graph import mixed_sizes
+    from nanoengine.worker.cuda_graphs import mixed_sizes
 
     assert mixed_sizes(8) == [8]
     assert mixed_sizes(200) == [32, 64, 128, 200]
@@ -49,9 +49,9 @@ def test_buckets_of_mixed_steps():
 def test_no_graph_is_larger_than_the_largest_step():
     """Memory is measured with that step: a larger graph would need more than was left for it."""
     from nanoengine.attention.triton_attention import TritonAttention
-    from nanoengine.engine.cuda_graph import Graphs, graph_bytes, most_tokens, record_graphs
-    from nanoengine.engine.gpu_memory import _longest_rows
-    from nanoengine.engine.gpu_runner import GpuRunner
+    from nanoengine.worker.cuda_graphs import Graphs, graph_bytes, most_tokens, record_graphs
+    from nanoengine.worker.gpu_runner import GpuRunner
+    from nanoengine.worker.kv_memory import _longest_rows
 
     for sizes in ((2, 8192, 40), (7, 4, 40), (256, 8192, 64), (1, 1, 2)):
         names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
@@ -70,8 +70,8 @@ def test_no_graph_is_larger_than_the_largest_step():
 
 def test_which_graph_a_step_gets():
     from nanoengine.attention.triton_attention import TritonAttention
-    from nanoengine.engine.cuda_graph import Graphs, record_graphs
-    from nanoengine.engine.gpu_runner import GpuRunner
+    from nanoengine.worker.cuda_graphs import Graphs, record_graphs
+    from nanoengine.worker.gpu_runner import GpuRunner
 
     config = EngineConfig(vocab_size=64, max_model_len=40, max_num_seqs=300, num_blocks=20, device="cpu")
     runner = GpuRunner(config, model=one_layer(True), attention=TritonAttention(2, 2))
@@ -146,7 +146,7 @@ def test_pieces_of_a_decode_step():
 
 
 def test_memory_of_graphs_is_logits_and_layers_not_the_sampler():
-    from nanoengine.engine.cuda_graph import graph_bytes
+    from nanoengine.worker.cuda_graphs import graph_bytes
 
     config = EngineConfig(vocab_size=151_936, max_num_seqs=1024, max_num_batched_tokens=8192, max_model_len=4096)
     logits = 1024 * 151_936 * 2

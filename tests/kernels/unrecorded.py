@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import torch
 
-from nanoengine.engine.cuda_graph import Graphs, record_graphs
+from nanoengine.worker.cuda_graphs import Graphs, record_graphs
 
 
 def _run_each_time(graphs, *before) -> tuple:

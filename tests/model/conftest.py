@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from nanoengine.model.embedded import embedded_model_folder
-from nanoengine.model.tokenizer import Tokenizer, load_tokenizer
+from nanoengine.loader.embedded import embedded_model_folder
+from nanoengine.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 # A shared machine may stop for longer than hypothesis' 200 ms an example.
 settings.register_profile("no deadline", deadline=None)

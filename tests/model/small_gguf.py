@@ -5,7 +5,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from nanoengine.model.tokenizer import byte_alphabet
+from nanoengine.tokenizer.tokenizer import byte_alphabet
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MERGES = [("h", "e"), ("l", "l"), ("1", "2"), ("12", "3"), ("Ġ", "a"), ("'", "s")]

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from nanoengine.loader.weights import expected_tensors
 from nanoengine.model.config import NAMED_CONFIGS, config_from_dict, load_model_config
-from nanoengine.model.weights import expected_tensors
 
 LLAMA = {
     "model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,

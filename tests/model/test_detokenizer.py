@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers
 
-from nanoengine.model.detokenizer import IncrementalDetokenizer, detokenize
-from nanoengine.model.tokenizer import Tokenizer, byte_tokenizer
+from nanoengine.tokenizer.detokenizer import IncrementalDetokenizer, detokenize
+from nanoengine.tokenizer.tokenizer import Tokenizer, byte_tokenizer
 
 
 class Pieces:

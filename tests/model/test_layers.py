@@ -11,11 +11,11 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from nanoengine.loader.weights import dummy_weights
 from nanoengine.model.config import NAMED_CONFIGS, ModelConfig
 from nanoengine.model.decoder import Decoder, full_forward
 from nanoengine.model.layers import PackedLinear, RMSNorm, RotaryTable, linear, rope_frequencies, rotate
 from nanoengine.model.ops import TorchOps
-from nanoengine.model.weights import dummy_weights
 
 TINY = NAMED_CONFIGS["tiny-llama"]
 LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

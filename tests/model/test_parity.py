@@ -23,11 +23,11 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from nanoengine import EngineConfig, LLMEngine, SamplingParams
-from nanoengine.engine.model_runner import load_decoder
+from nanoengine.loader.weights import dummy_weights
 from nanoengine.model.config import NAMED_CONFIGS, ModelConfig
 from nanoengine.model.decoder import Decoder
-from nanoengine.model.tokenizer import load_tokenizer
-from nanoengine.model.weights import dummy_weights
+from nanoengine.tokenizer.tokenizer import load_tokenizer
+from nanoengine.worker.model_runner import load_decoder
 
 BOUND = 1e-4  # fp32, the small models; measured 2e-5 (pytest -s shows it)
 SMOLLM2_BOUND = 5e-4  # fp32, 30 layers, logits up to 30; measured 1.1e-4

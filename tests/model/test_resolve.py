@@ -11,10 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from safetensors.torch import save_file
 
+from nanoengine.loader.resolve import resolve_model
+from nanoengine.loader.weights import dummy_weights, read_weights
 from nanoengine.model.config import NAMED_CONFIGS
-from nanoengine.model.resolve import resolve_model
-from nanoengine.model.tokenizer import byte_tokenizer
-from nanoengine.model.weights import dummy_weights, read_weights
+from nanoengine.tokenizer.tokenizer import byte_tokenizer
 
 from .small_gguf import arrays, hf_model, write_gguf
 
@@ -118,7 +118,7 @@ def test_an_unknown_load_format():
 def test_neither_torch_nor_transformers_is_imported(tmp_path):
     write_model(tmp_path)
     code = (
-        f"import sys; from nanoengine.model.resolve import resolve_model; resolve_model({str(tmp_path)!r}); "
+        f"import sys; from nanoengine.loader.resolve import resolve_model; resolve_model({str(tmp_path)!r}); "
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -129,7 +129,7 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path):
 
 def resolve_elsewhere(model, environment, load_format="auto"):
     code = (
-        "import sys; from nanoengine.model.resolve import resolve_model\n"
+        "import sys; from nanoengine.loader.resolve import resolve_model\n"
         f"files = resolve_model({model!r}, load_format={load_format!r}, progress=False)\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"
         "print(files.folder, files.config.hidden_size, files.config.name, files.load_format)"

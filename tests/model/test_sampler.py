@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nanoengine import SamplingParams
 from nanoengine.engine.sequence import Sequence
-from nanoengine.model.sampler import Sampler, gumbel_noise, truncate
+from nanoengine.worker.sampler import Sampler, gumbel_noise, truncate
 
 VOCAB = 12
 

@@ -9,10 +9,10 @@ import torch
 
 from nanoengine import EngineConfig, LLMEngine, SamplingParams
 from nanoengine.engine.sequence import Sequence
+from nanoengine.loader.weights import dummy_weights
 from nanoengine.model.config import NAMED_CONFIGS
 from nanoengine.model.decoder import Decoder
-from nanoengine.model.sampler import report_logprobs
-from nanoengine.model.weights import dummy_weights
+from nanoengine.worker.sampler import report_logprobs
 
 VOCAB = 1024
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from nanoengine.model.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
+from nanoengine.tokenizer.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 
 CHAT = [
     {"role": "user", "content": "hi"},

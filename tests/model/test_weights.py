@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nanoengine.model.checkpoint import INDEX_NAME, read_header
+from nanoengine.loader.checkpoint import INDEX_NAME, read_header
+from nanoengine.loader.weights import dummy_weights, expected_tensors, read_weights
 from nanoengine.model.config import NAMED_CONFIGS
-from nanoengine.model.weights import dummy_weights, expected_tensors, read_weights
 
 CONFIG = NAMED_CONFIGS["tiny-llama"]
 TIED = NAMED_CONFIGS["tiny-qwen3"]

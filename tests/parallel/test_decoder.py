@@ -8,13 +8,13 @@ import torch
 
 from nanoengine.attention.torch_attention import dense_attention
 from nanoengine.config import EngineConfig
-from nanoengine.engine.model_runner import ModelRunner
+from nanoengine.loader.resolve import ModelFiles
+from nanoengine.loader.weights import expected_tensors
 from nanoengine.model.config import NAMED_CONFIGS
 from nanoengine.model.decoder import Decoder, full_forward
-from nanoengine.model.resolve import ModelFiles
-from nanoengine.model.weights import expected_tensors
 from nanoengine.parallel.decoder import ParallelDecoder
 from nanoengine.parallel.split import Split
+from nanoengine.worker.model_runner import ModelRunner
 from tests.parallel.ranks import on_ranks
 
 IDS = [3, 999, 0, 511, 512, 513, 1000, 255, 256, 7]

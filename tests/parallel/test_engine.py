@@ -30,7 +30,7 @@ class Teacher:
     """A sampler that writes logits down and answers with the next token of a given text; without texts, the model's."""
 
     def __init__(self):
-        from nanoengine.model.sampler import Sampler
+        from nanoengine.worker.sampler import Sampler
 
         self.own, self.texts, self.logits = Sampler(), {}, {}
 

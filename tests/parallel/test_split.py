@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from nanoengine.loader.weights import dummy_weights, expected_tensors, read_weights
 from nanoengine.model.config import NAMED_CONFIGS
-from nanoengine.model.weights import dummy_weights, expected_tensors, read_weights
 from nanoengine.parallel.split import Split, check_split
 
 LLAMA, QWEN, SMOL = (NAMED_CONFIGS[name] for name in ("tiny-llama", "tiny-qwen3", "smollm2-135m"))

@@ -11,10 +11,10 @@ import pytest
 
 from nanoengine.config import EngineConfig
 from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.model.tokenizer import byte_tokenizer
 from nanoengine.server.app import Settings, make_app
 from nanoengine.server.run import listen, make_server
 from nanoengine.sim import SlotRunner
+from nanoengine.tokenizer.tokenizer import byte_tokenizer
 
 VOCAB = 256  # every token is a byte
 

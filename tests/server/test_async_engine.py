@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from nanoengine.engine.async_engine import AsyncEngine, EngineStopped, Overloaded
-from nanoengine.engine.generation import Request
 from nanoengine.sampling_params import SamplingParams
+from nanoengine.server.async_engine import AsyncEngine, EngineStopped, Overloaded
+from nanoengine.server.output_stream import Request
 from nanoengine.sim import expected_output
 from tests.server.conftest import VOCAB, PacedRunner, go_on, hold, make_engine
 

@@ -15,8 +15,8 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from nanoengine.engine.generation import Generation
 from nanoengine.server import run
+from nanoengine.server.output_stream import Generation
 from nanoengine.sim import expected_output
 from tests.server.conftest import VOCAB, aborted, ask, events, hold, make_engine, running, until
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanoengine.engine.async_engine import MAX_FAILURES, EngineStopped
-from nanoengine.engine.generation import Request
 from nanoengine.sampling_params import SamplingParams
+from nanoengine.server.async_engine import MAX_FAILURES, EngineStopped
+from nanoengine.server.output_stream import Request
 from nanoengine.server.replies import CompletionReplies
 from nanoengine.sim import expected_output
 from tests.server.conftest import VOCAB, PacedRunner, ask, events, make_engine, until

@@ -6,9 +6,9 @@ import openai
 import pytest
 
 from nanoengine.llm import LLM
-from nanoengine.model.tokenizer import byte_tokenizer
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.sim import expected_output
+from nanoengine.tokenizer.tokenizer import byte_tokenizer
 from tests.server.conftest import VOCAB, ask, events, running, until
 
 
