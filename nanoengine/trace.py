@@ -103,7 +103,7 @@ class Trace:
         for row, tokens in zip(record["rows"], output.new_tokens, strict=True):
             row["new"] = [int(token) for token in tokens]
         record["events"] += self._changes(engine)
-        record["graph_bucket"] = getattr(step.pending, "graph_bucket", None)
+        record["graph_bucket"] = step.pending.graph_bucket
         record["seconds"]["total"] = self._clock() - self._began - record["seconds"]["at"]
         record["step"] = len(self.steps)
         self.steps.append(record)

@@ -38,7 +38,7 @@ lesson("01", lang="en", torch=False)
 # * launches that have not landed stand in `engine.in_flight`, oldest first, as `InFlight(plan, batch, pending)`;
 # * if `engine.scheduler.must_land_first()` says so, land before you schedule;
 # * an empty plan launches nothing, and lands what is still in flight;
-# * use `schedule`, `build_batch`, `launch`, `advance`, `land`, `retire`; not `LLMEngine.step` or `_land`.
+# * use `schedule`, `engine.build_batch(plan)`, `launch`, `advance`, `land`, `retire`; not `LLMEngine.step` or `_land`.
 #
 # <!-- zh -->
 # 它会被反复调用,直到 `engine.has_unfinished()` 为 False。每次返回这次调用里**收回来**的东西:
@@ -48,7 +48,7 @@ lesson("01", lang="en", torch=False)
 # * 发出去还没收的,放在 `engine.in_flight` 里,最早的在前,每个是 `InFlight(plan, batch, pending)`;
 # * `engine.scheduler.must_land_first()` 说要先收,就先收再调度;
 # * plan 为空就不发,只把还在飞的收回来;
-# * 零件用 `schedule`、`build_batch`、`launch`、`advance`、`land`、`retire`,不要用 `LLMEngine.step` 和 `_land`。
+# * 零件用 `schedule`、`engine.build_batch(plan)`、`launch`、`advance`、`land`、`retire`,不要用 `LLMEngine.step` 和 `_land`。
 
 # %% [markdown] id="ex01a-hints"
 # <!-- hints ex01a -->
@@ -57,7 +57,6 @@ lesson("01", lang="en", torch=False)
 # <!-- hints ex01a -->
 
 # %% id="ex01a-answer" tags=["answer"]
-from nanoengine.engine.batch import build_batch
 from nanoengine.engine.postprocess import InFlight, land
 
 # --- stub
@@ -78,8 +77,7 @@ def step(engine):
         return land_oldest(engine)
     plan = engine.scheduler.schedule()
     if plan.seqs:
-        rows = engine.in_flight[-1].rows if engine.in_flight else None
-        batch = build_batch(plan.seqs, engine.block_manager.block_size, rows)
+        batch = engine.build_batch(plan)
         engine.in_flight.append(InFlight(plan, batch, engine.runner.launch(batch)))
         engine.scheduler.advance(plan)
     if len(engine.in_flight) > (1 if plan.seqs else 0):

@@ -228,7 +228,7 @@ show(LLMEngine.step)
 # The other lines, in order:
 #
 # * `must_land_first`, `needs_history`: a preemption or a penalty needs the token in flight → land it first;
-# * `rows`: where on the device the next batch finds tokens still in flight;
+# * `build_batch` gives each sequence a row: there, on the device, the next batch finds tokens still in flight;
 # * `advance`: what was launched counts as computed;
 # * nothing to run and nothing in flight: the scheduler is broken → an error, not an endless loop;
 # * an exception (out of memory, Ctrl-C) → running requests keep their tokens and are computed again; none is lost.
@@ -237,7 +237,7 @@ show(LLMEngine.step)
 # 其余几行,按顺序看:
 #
 # * `must_land_first`、`needs_history`:要抢占,或者带惩罚项,都得先知道在飞的 token → 先收回那一步;
-# * `rows`:还在飞的 token 在设备上的哪一行,下一批去那里取;
+# * `build_batch` 给每条序列分一行:还在飞的 token 就在设备上的那一行,下一批去那里取;
 # * `advance`:发出去的就记成「已算」;
 # * 没有可跑的,也没有在飞的:调度器有 bug → 直接报错,绝不空转;
 # * 抛异常(显存不够、Ctrl-C)→ 在跑的请求保留 token、重算 KV,一个都不丢。

@@ -316,7 +316,9 @@ show(SlotRunner._gather)
 # 先把下一格遮住,自己写那两个循环。
 
 # %% id="my-runner"
-class MyRunner:
+from nanoengine.engine.protocols import Runner
+
+class MyRunner(Runner):
     def __init__(self, num_blocks, block_size):
         self.num_blocks, self.block_size = num_blocks, block_size
         self.pool = [None] * (num_blocks * block_size)

@@ -1,4 +1,4 @@
-"""Host time of a step: everything but the model. Needs no torch.
+"""Host time of a step: everything but the model.
 
 A runner without a model returns one and the same token for every row, so what is left of a step
 is the engine's own work. A stopwatch around the scheduler and the runner splits it:
@@ -26,6 +26,7 @@ from nanoengine.bench.machine import describe, load_average
 from nanoengine.bench.stats import summarise
 from nanoengine.config import EngineConfig
 from nanoengine.engine.llm_engine import LLMEngine
+from nanoengine.engine.protocols import Pending, Runner
 from nanoengine.engine.scheduler import POLICIES
 from nanoengine.sampling_params import SamplingParams
 
@@ -36,7 +37,7 @@ GROWTH = [(16, 100), (64, 100), (256, 100), (1024, 100), (256, 1000), (256, 10_0
 PENALTIES = "repetition, presence and frequency penalties cost no host time here: they are in the sampler"
 
 
-class NullPending:
+class NullPending(Pending):
     def __init__(self, rows: list[list[int]], logprobs):
         self._rows, self.logprobs = rows, logprobs
 
@@ -44,7 +45,7 @@ class NullPending:
         return self._rows
 
 
-class NullRunner:
+class NullRunner(Runner):
     """No model: each row that samples gets TOKEN. logprobs: report so many a token."""
 
     def __init__(self, num_blocks: int, logprobs: int = 0):

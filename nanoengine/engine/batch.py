@@ -1,4 +1,4 @@
-"""From scheduled sequences to the arrays that one forward pass needs. Pure functions, no torch."""
+"""From scheduled sequences to the arrays that one forward pass needs. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ class Batch:
     sample_rows: int64 [S]: rows whose last token brings a new one (an unfinished chunk does not).
     sample_positions: int64 [S]: index of the token to be sampled; with the seed it fixes the
         random numbers.
-    in_flight: int64 [T] or None: where >= 0, the input id is not known on the host yet: it is the
-        token that row in_flight[t] of the step before samples.
+    rows: int64 [B]: the request row of each sequence (RowTable): what the device keeps of a sequence
+        between steps lies there.
+    new_rows: bool [B]: True where this step is the first that uses the row.
+    token_rows: int64 [T] or None if the host knows every input id: where >= 0, it is the last token
+        that was sampled in that request row, and the host has not seen it yet.
     """
 
     seqs: list[Sequence]
@@ -33,7 +36,9 @@ class Batch:
     block_tables: list[list[int]]
     sample_rows: np.ndarray
     sample_positions: np.ndarray
-    in_flight: np.ndarray | None = None
+    rows: np.ndarray
+    new_rows: np.ndarray
+    token_rows: np.ndarray | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -46,11 +51,12 @@ class Batch:
         return np.concatenate(([0], np.cumsum(self.query_lens))).astype(np.int32)
 
 
-def build_batch(seqs: list[Sequence], block_size: int, rows_in_flight: dict[int, int] | None = None) -> Batch:
+def build_batch(seqs: list[Sequence], block_size: int, new_rows: list[bool] | None = None) -> Batch:
     """Lay out the scheduled tokens of ``seqs``.
 
-    rows_in_flight: seq_id -> row in the launched step that has not landed, for rows whose last
-    token that step samples; None or empty if every input id is known.
+    new_rows: which of them got their row for this step (RowTable.assign). None: the batch stands
+        alone, with the rows 0..B-1, all of them new.
+    Errors: ValueError if a token is neither known nor about to be sampled in a row.
     """
     starts = [seq.num_computed_tokens for seq in seqs]
     counts = [seq.num_scheduled_tokens for seq in seqs]
@@ -67,7 +73,7 @@ def build_batch(seqs: list[Sequence], block_size: int, rows_in_flight: dict[int,
         ends = context_lens.tolist()
         positions = np.concatenate([np.arange(a, b) for a, b in zip(starts, ends, strict=True)])
         slots = np.concatenate([span_slots(t, a, b, block_size) for t, a, b in zip(tables, starts, ends, strict=True)])
-    ids, in_flight = _input_ids(seqs, starts, counts, one_each, rows_in_flight)
+    ids, token_rows = _input_ids(seqs, starts, counts, one_each)
     totals = np.array([seq.num_tokens for seq in seqs], np.int64)
     sample_rows = np.flatnonzero(context_lens == totals)
     return Batch(
@@ -80,7 +86,9 @@ def build_batch(seqs: list[Sequence], block_size: int, rows_in_flight: dict[int,
         block_tables=tables,
         sample_rows=sample_rows,
         sample_positions=totals[sample_rows],
-        in_flight=in_flight,
+        rows=np.arange(len(seqs)) if new_rows is None else np.array([s.row for s in seqs], np.int64),
+        new_rows=np.ones(len(seqs), bool) if new_rows is None else np.array(new_rows, bool),
+        token_rows=token_rows,
     )
 
 
@@ -92,25 +100,30 @@ def span_slots(block_table: list[int], start: int, end: int, block_size: int) ->
     return slots.reshape(-1)[start - low * block_size : end - low * block_size]
 
 
-def _input_ids(seqs, starts, counts, one_each, rows_in_flight) -> tuple[np.ndarray, np.ndarray | None]:
-    """Ids of the scheduled tokens, and where the missing ones come from (see Batch.in_flight)."""
-    if not rows_in_flight:
-        if one_each:
-            return np.array([seq.token_ids[p] for seq, p in zip(seqs, starts, strict=True)], np.int64), None
-        spans = [seq.token_ids[a : a + n] for seq, a, n in zip(seqs, starts, counts, strict=True)]
-        return np.array([token for span in spans for token in span], np.int64), None
-    if one_each:  # the hot path of the overlapped loop: no span to slice
-        sources = [
-            -1 if p < len(seq.token_ids) else rows_in_flight[seq.seq_id] for seq, p in zip(seqs, starts, strict=True)
-        ]
-        ids = [seq.token_ids[p] if row < 0 else 0 for seq, p, row in zip(seqs, starts, sources, strict=True)]
-        return np.array(ids, np.int64), np.array(sources, np.int64)
-    ids, sources = [], []
+def _input_ids(seqs, starts, counts, one_each) -> tuple[np.ndarray, np.ndarray | None]:
+    """Ids of the scheduled tokens, and the rows of those that are not known yet (Batch.token_rows)."""
+    if one_each:  # no span to slice: this is the hot path
+        pairs = list(zip(seqs, starts, strict=True))
+        try:
+            return np.array([seq.token_ids[p] for seq, p in pairs], np.int64), None
+        except IndexError:  # a step in flight samples at least one of them
+            ids = [seq.token_ids[p] if p < len(seq.token_ids) else 0 for seq, p in pairs]
+            token_rows = [-1 if p < len(seq.token_ids) else _row(seq, p) for seq, p in pairs]
+            return np.array(ids, np.int64), np.array(token_rows, np.int64)
+    ids, token_rows, all_known = [], [], True
     for seq, start, count in zip(seqs, starts, counts, strict=True):
         known = seq.token_ids[start : start + count]
         ids += known
-        sources += [-1] * len(known)
-        if len(known) < count:  # only the newest token of a row can be in flight
+        token_rows += [-1] * len(known)
+        if len(known) < count:
             ids.append(0)
-            sources.append(rows_in_flight[seq.seq_id])
-    return np.array(ids, np.int64), np.array(sources, np.int64)
+            token_rows.append(_row(seq, start + count - 1))
+            all_known = False
+    return np.array(ids, np.int64), None if all_known else np.array(token_rows, np.int64)
+
+
+def _row(seq: Sequence, position: int) -> int:
+    """Where the token at ``position`` will be: only the newest one can be in flight."""
+    if seq.row < 0 or position != len(seq.token_ids):
+        raise ValueError(f"sequence {seq.seq_id}: nobody samples its token at position {position}")
+    return seq.row

@@ -1,4 +1,4 @@
-"""The engine: schedule -> run -> postprocess, again and again. Needs no torch.
+"""The engine: schedule -> run -> postprocess, again and again.
 
 Each step asks the scheduler who runs, lays the chosen tokens out as one ragged batch, launches it,
 and writes the sampled tokens back. All else lives elsewhere: what may be asked in ``admission``,
@@ -13,30 +13,24 @@ from collections.abc import Iterator
 
 from nanoengine.config import EngineConfig
 from nanoengine.engine.admission import make_sequence
-from nanoengine.engine.batch import build_batch
+from nanoengine.engine.batch import Batch, build_batch
 from nanoengine.engine.postprocess import InFlight, StepOutput, end, land
-from nanoengine.engine.scheduler import choose_parts
+from nanoengine.engine.rows import RowTable
+from nanoengine.engine.scheduler import Plan, choose_parts
 from nanoengine.engine.sequence import Sequence
 
 
 class LLMEngine:
-    """Token ids in, token ids out. Each part can be your own (engine.protocols). Without a runner,
-    model_runner loads the model (your sampler, attention). observer: a Trace."""
+    """Token ids in, token ids out. Each part can be your own (engine.protocols); observer: a Trace."""
 
-    def __init__(self, config: EngineConfig, *, runner=None, block_manager=None, scheduler=None,
-                 observer=None, **parts):  # fmt: skip
-        if runner is None:
-            from nanoengine.worker.model_runner import make_runner  # the first line that needs torch
-
-            runner = make_runner(config, **parts)
-        elif parts:
-            raise TypeError(f"{', '.join(parts)}: a runner of your own brings its own parts")
+    def __init__(self, config: EngineConfig, runner, *, block_manager=None, scheduler=None, observer=None):
         self.config, self.runner, self.observer = config, runner, observer
         self.block_manager, self.scheduler = choose_parts(config, runner, block_manager, scheduler)
         self.sequences: dict[int, Sequence] = {}  # all that have not finished, by id, oldest first
         self.in_flight: list[InFlight] = []
         self._ids = itertools.count()
-        self.overlap = getattr(runner, "overlap", 0) if config.overlap is None else config.overlap
+        self.overlap = runner.overlap if config.overlap is None else config.overlap
+        self.rows = RowTable(2 * config.max_num_seqs)
 
     def add_request(self, prompt_token_ids, params=None, *, prompt=None, detokenizer=None) -> Sequence:
         """Queue one request. ValueError if it can never be served; the engine goes on."""
@@ -64,8 +58,7 @@ class LLMEngine:
                 return self._land()
             plan = self.scheduler.schedule()  # 1. who runs, and how many tokens of each
             if plan.seqs:
-                rows = self.in_flight[-1].rows if self.in_flight else None
-                batch = build_batch(plan.seqs, self.block_manager.block_size, rows)
+                batch = self.build_batch(plan)
                 record = self.observer.before(self, plan, batch) if self.observer is not None else None
                 pending = self.runner.launch(batch)  # 2. run: the forward pass and the sampler
                 self.in_flight.append(InFlight(plan, batch, pending, record))
@@ -77,9 +70,14 @@ class LLMEngine:
             return StepOutput()
         except BaseException:
             self.in_flight.clear()
+            self.rows.reset()
             self.sequences = {i: seq for i, seq in self.sequences.items() if seq.finish_reason is None}
             self.scheduler.restart(self.sequences.values())
             raise
+
+    def build_batch(self, plan: Plan) -> Batch:
+        """Give each scheduled sequence its row, and lay out their tokens."""
+        return build_batch(plan.seqs, self.block_manager.block_size, self.rows.assign(plan.seqs))
 
     def _land(self) -> StepOutput:
         step = self.in_flight.pop(0)

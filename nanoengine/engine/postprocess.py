@@ -1,4 +1,4 @@
-"""What happens when a launched step lands: tokens are appended, ends are found. Needs no torch."""
+"""What happens when a launched step lands: tokens are appended, ends are found."""
 
 from __future__ import annotations
 
@@ -19,12 +19,6 @@ class InFlight:
     batch: Batch
     pending: Pending
     record: dict | None = None  # what the observer will get
-
-    @property
-    def rows(self) -> dict[int, int]:
-        """seq_id -> row, for the rows whose new token the next batch may need."""
-        seqs = self.batch.seqs
-        return {seqs[row].seq_id: row for row in self.batch.sample_rows.tolist()}
 
     @property
     def needs_history(self) -> bool:
@@ -56,7 +50,7 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
     end. The last step in flight of such a row gives its blocks back.
     """
     results = list(step.pending.result())
-    logprobs = getattr(step.pending, "logprobs", None)
+    logprobs = step.pending.logprobs
     batch, block_size, now = step.batch, manager.block_size, time.monotonic()
     if len(results) != len(batch.seqs) or len(batch.sample_rows) < len(results) or not all(results):
         _check_rows(results, batch)

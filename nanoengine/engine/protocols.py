@@ -1,16 +1,24 @@
-"""The parts of an engine that can be replaced, as typing.Protocols. Needs no torch.
+"""The parts of an engine that can be replaced, as typing.Protocols.
 
-``LLMEngine(config, scheduler=, block_manager=, runner=)`` takes any object with these methods, or,
-for the first two, its class (the sizes of the pool are the runner's to say). That is how a learner's
-own part runs the real model, and how an exercise is checked.
+``LLMEngine(config, runner, scheduler=, block_manager=, observer=)`` takes any object with these
+attributes and methods, or, for scheduler and block manager, its class (the sizes of the pool are the
+runner's to say). Subclass the protocol to inherit its defaults. That is how a learner's own part
+runs the real model, and how an exercise is checked.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
 from nanoengine.engine.batch import Batch
 from nanoengine.engine.sequence import Sequence
+
+
+def members(protocol: type) -> list[str]:
+    """Attributes and methods that a part must have to fit ``protocol``."""
+    names = {*protocol.__annotations__, *vars(protocol)}
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 @runtime_checkable
@@ -18,21 +26,29 @@ class Pending(Protocol):
     """A launched step. ``result()`` waits for it; it may be asked once.
 
     Returns one list of token ids a row: empty for an unfinished chunk, one id for a decode or a
-    finished prompt, several where drafts were accepted. ``logprobs`` is, after result(), None or
-    one list a row of {token id: natural-log probability} in step with the ids.
+    finished prompt, several where drafts were accepted. logprobs: after result(), None or one list
+    a row of {token id: natural-log probability} in step with the ids. graph_bucket: the CUDA
+    graph that ran, None for none.
     """
 
-    logprobs: list[list[dict[int, float]]] | None
+    logprobs: list[list[dict[int, float]]] | None = None
+    graph_bucket: int | None = None
 
     def result(self) -> list[list[int]]: ...
 
 
 @runtime_checkable
 class Runner(Protocol):
-    """Runs batches. Launches run in the order they were made."""
+    """Runs batches. Launches run in the order they were made.
 
-    num_blocks: int  # size of its KV pool
+    num_blocks, block_size: its KV pool. overlap: steps that it likes to have in flight, 0 or 1.
+    failure: why no step can be done any more (a rank is lost), None while all is well.
+    """
+
+    num_blocks: int
     block_size: int
+    overlap: int = 0
+    failure: str | None = None
 
     def launch(self, batch: Batch) -> Pending: ...
 
@@ -43,6 +59,7 @@ class Runner(Protocol):
 class SchedulerLike(Protocol):
     """See engine.scheduler.Scheduler: subclass it and write ``schedule``, or bring all of this."""
 
+    block_manager: BlockManagerLike
     waiting: Any
     running: list[Sequence]
 
@@ -51,7 +68,7 @@ class SchedulerLike(Protocol):
     def must_land_first(self) -> bool: ...
     def advance(self, plan: Any) -> None: ...
     def retire(self, finished: list[Sequence]) -> None: ...
-    def restart(self, unfinished: list[Sequence]) -> None: ...
+    def restart(self, unfinished: Iterable[Sequence]) -> None: ...
 
 
 @runtime_checkable
@@ -71,7 +88,29 @@ class BlockManagerLike(Protocol):
     def reset(self) -> None: ...
 
 
+@runtime_checkable
+class Observer(Protocol):
+    """Sees each step: ``before`` it is launched, and ``after`` it landed. See trace.Trace."""
+
+    def before(self, engine: Any, plan: Any, batch: Batch) -> dict | None: ...
+    def after(self, engine: Any, step: Any, output: Any) -> None: ...
+
+
 class Sampler(Protocol):
     """See worker.sampler.Sampler: logits [S, vocabulary] and the rows' sequences in, token ids out."""
 
     def __call__(self, logits: Any, seqs: list[Sequence], positions: Any) -> Any: ...
+
+
+class Detokenizer(Protocol):
+    """Text of one request, token by token. See tokenizer.detokenizer.IncrementalDetokenizer."""
+
+    text: str
+
+    def push(self, token_id: int) -> str | None:
+        """Take one token; returns the stop string that it completed, if any."""
+        ...
+
+    def finish(self) -> None:
+        """Let out the text that was held back."""
+        ...

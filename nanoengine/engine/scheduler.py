@@ -1,4 +1,4 @@
-"""Which sequences compute how many tokens in the next step. Needs no torch.
+"""Which sequences compute how many tokens in the next step.
 
 Two policies over the same state and the same progress counter:
     TokenBudgetScheduler   running first, then waiting, one token budget, phases mixed (as vLLM V1)
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from nanoengine.config import EngineConfig
 from nanoengine.engine.block_manager import BlockManager
+from nanoengine.engine.protocols import Runner, members
 from nanoengine.engine.sequence import Sequence, Status
 
 
@@ -194,8 +195,14 @@ def choose_parts(config: EngineConfig, runner, block_manager=None, scheduler=Non
     runner's sizes, or as ``(config, block_manager)``. A scheduler object brings its own block manager.
     Errors: ValueError if the parts do not fit together.
     """
-    if block_manager is None:
-        block_manager = getattr(scheduler, "block_manager", None)
+    missing = [name for name in members(Runner) if not hasattr(runner, name)]
+    if missing:
+        raise TypeError(
+            f"runner {type(runner).__name__} has no {', '.join(missing)}: subclass "
+            "nanoengine.engine.protocols.Runner, which has the defaults"
+        )
+    if block_manager is None and scheduler is not None and not isinstance(scheduler, type):
+        block_manager = scheduler.block_manager
     if block_manager is None:
         block_manager = BlockManager(
             runner.num_blocks, runner.block_size, enable_prefix_caching=config.enable_prefix_caching
@@ -211,6 +218,6 @@ def choose_parts(config: EngineConfig, runner, block_manager=None, scheduler=Non
         scheduler = POLICIES[config.policy]
     if isinstance(scheduler, type):
         scheduler = scheduler(config, block_manager)
-    if getattr(scheduler, "block_manager", block_manager) is not block_manager:
+    if scheduler.block_manager is not block_manager:
         raise ValueError("the scheduler uses another block_manager than the engine: pass the same one to both")
     return block_manager, scheduler

@@ -1,4 +1,4 @@
-"""One request inside the engine: its tokens, its progress, its blocks. Needs no torch."""
+"""One request inside the engine: its tokens, its progress, its blocks."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0
     num_in_flight: int = 0
+    row: int = -1  # its request row while it runs (engine.rows), -1 for none
 
     block_table: list[int] = field(default_factory=list)
     capacity: int = 0
@@ -89,7 +90,7 @@ class Sequence:
         self.status = Status.WAITING
         self.num_tokens = len(self.token_ids)
         self.num_computed_tokens = self.num_scheduled_tokens = self.num_in_flight = 0
-        self.block_table, self.capacity = [], 0
+        self.block_table, self.capacity, self.row = [], 0, -1
         self.num_committed_blocks = self.content_id = 0
 
     def __repr__(self) -> str:

@@ -229,7 +229,7 @@ class AsyncEngine:
             log.exception("a step of the engine failed; its requests start over")
             self._failures += 1
             self._failed_in_row += 1
-            if getattr(self._engine.runner, "failure", None):  # a rank is lost: no step will ever succeed again
+            if self._engine.runner.failure:  # a rank is lost: no step will ever succeed again
                 self._give_up(failed=True)
                 raise
             self._look_at(list(self._by_seq.values()))

@@ -1,4 +1,4 @@
-"""A runner without a model that proves the paging right. Needs numpy, no torch.
+"""A runner without a model that proves the paging right.
 
 Like a transformer's KV, what it keeps of a token depends on the whole prefix, and the next token
 depends on everything gathered *through the block table*. A wrong slot, a stale block, a false
@@ -14,6 +14,8 @@ from __future__ import annotations
 import numpy as np
 
 from nanoengine.engine.batch import Batch
+from nanoengine.engine.protocols import Pending, Runner
+from nanoengine.engine.rows import SentBlocks, TableUpdate
 
 _A, _B, _MASK = 0x9E3779B97F4A7C15, 0xD1342543DE82EF95, 2**64 - 1
 _A_INVERSE = pow(_A, -1, 2**64)
@@ -32,10 +34,8 @@ class _Powers:
         return self.values[:n]
 
 
-class Done:
+class Done(Pending):
     """A result that is already there (or, given a function, is computed when it is asked for)."""
-
-    logprobs = None
 
     def __init__(self, tokens):
         self._tokens = tokens
@@ -44,11 +44,12 @@ class Done:
         return self._tokens() if callable(self._tokens) else self._tokens
 
 
-class SlotRunner:
+class SlotRunner(Runner):
     """num_blocks, block_size: its KV pool. vocab_size: new tokens lie in [0, vocab_size).
 
-    hold_back: True does all work of a step only when its result is asked for, as a slow GPU
-    would: what the engine changes meanwhile must not matter.
+    Like a GPU it keeps, by request row, the block table and the last token of each sequence: a step
+    is sent only what is new of them. hold_back: True does all work of a step only when its result
+    is asked for, as a slow GPU would: what the engine changes meanwhile must not matter.
     """
 
     def __init__(self, num_blocks: int, block_size: int, vocab_size: int = 1000, *, hold_back: bool = False):
@@ -56,29 +57,39 @@ class SlotRunner:
         self.hold_back = hold_back
         self.slots = np.zeros(num_blocks * block_size, np.uint64)
         self._a, self._a_inverse, self._b = _Powers(_A), _Powers(_A_INVERSE), _Powers(_B)
-        self._previous: list[list[int]] = []
+        self._sent = SentBlocks()
+        self._tables: dict[int, list[int]] = {}  # by request row
+        self._last_tokens: dict[int, int] = {}  # by request row
 
     def launch(self, batch: Batch) -> Done:
+        updates = self._sent.updates(batch)
         if self.hold_back:
-            return Done(lambda: self._run(batch))
-        return Done(self._run(batch))
+            return Done(lambda: self._receive_and_run(batch, updates))
+        return Done(self._receive_and_run(batch, updates))
 
     def close(self) -> None:
         """Nothing to give back."""
 
+    def _receive_and_run(self, batch: Batch, updates: list[TableUpdate]) -> list[list[int]]:
+        for update in updates:
+            table = self._tables.setdefault(update.row, [])
+            table[update.start :] = update.blocks
+        return self._run(batch)
+
     def _run(self, batch: Batch) -> list[list[int]]:
+        tables = [self._tables[row] for row in batch.rows.tolist()]
         ids = batch.input_ids
-        if batch.in_flight is not None:  # ids that the step before has sampled meanwhile
+        if batch.token_rows is not None:  # ids that the step before has sampled meanwhile
             ids = ids.copy()
-            for t in np.flatnonzero(batch.in_flight >= 0):
-                ids[t] = self._previous[batch.in_flight[t]][0]
+            for t in np.flatnonzero(batch.token_rows >= 0):
+                ids[t] = self._last_tokens[int(batch.token_rows[t])]
         starts = batch.query_starts
-        for row, table in enumerate(batch.block_tables):
-            self._write(batch, row, table, ids[starts[row] : starts[row + 1]], starts[row])
+        for i, table in enumerate(tables):
+            self._write(batch, i, table, ids[starts[i] : starts[i + 1]], starts[i])
         tokens: list[list[int]] = [[] for _ in batch.seqs]
-        for row in batch.sample_rows.tolist():
-            tokens[row].append(self._sample(batch.block_tables[row], int(batch.context_lens[row])))
-        self._previous = tokens
+        for i in batch.sample_rows.tolist():
+            tokens[i].append(self._sample(tables[i], int(batch.context_lens[i])))
+            self._last_tokens[int(batch.rows[i])] = tokens[i][-1]
         return tokens
 
     def _gather(self, table: list[int], num_tokens: int) -> np.ndarray:

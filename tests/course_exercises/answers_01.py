@@ -21,8 +21,8 @@ def _finish(engine, flight):
     return {"prefill": out.num_prefill_tokens, "decode": out.num_decode_tokens, "finished": ids}
 
 
-def _launch(engine, plan, rows):
-    batch = build_batch(plan.seqs, engine.block_manager.block_size, rows)
+def _launch(engine, plan, batch=None):
+    batch = batch or engine.build_batch(plan)
     engine.in_flight.append(InFlight(plan, batch, engine.runner.launch(batch)))
     engine.scheduler.advance(plan)
 
@@ -36,7 +36,7 @@ def lands_then_goes_on(engine):
     plan = engine.scheduler.schedule()
     if not plan.seqs:
         return _count_and_finish(engine, flying.pop()) if flying else report
-    _launch(engine, plan, flying[0].rows if flying else None)
+    _launch(engine, plan)
     return _count_and_finish(engine, flying.pop(0)) if len(flying) == 2 else report
 
 
@@ -55,7 +55,7 @@ class _Loop:
         if old is None or not engine.scheduler.must_land_first():
             plan = engine.scheduler.schedule()
             if plan.seqs:
-                _launch(engine, plan, old.rows if old else None)
+                _launch(engine, plan)
         if old is None:
             return dict(NOTHING)
         engine.in_flight.remove(old)
@@ -65,7 +65,7 @@ class _Loop:
 def waits(engine):
     """The lesson's own step, with the report."""
     plan = engine.scheduler.schedule()
-    _launch(engine, plan, None)
+    _launch(engine, plan, build_batch(plan.seqs, engine.block_manager.block_size))
     return _finish(engine, engine.in_flight.pop())
 
 
@@ -74,7 +74,7 @@ def lands_before_launching(engine):
     report = _finish(engine, engine.in_flight.pop()) if engine.in_flight else dict(NOTHING)
     plan = engine.scheduler.schedule()
     if plan.seqs:
-        _launch(engine, plan, None)
+        _launch(engine, plan, build_batch(plan.seqs, engine.block_manager.block_size))
     return report
 
 
@@ -83,7 +83,7 @@ def never_lands_the_last(engine):
         return _finish(engine, engine.in_flight.pop(0))
     plan = engine.scheduler.schedule()
     if plan.seqs:
-        _launch(engine, plan, engine.in_flight[-1].rows if engine.in_flight else None)
+        _launch(engine, plan)
     return _finish(engine, engine.in_flight.pop(0)) if len(engine.in_flight) > 1 else dict(NOTHING)
 
 
@@ -92,14 +92,14 @@ def forgets_the_rows(engine):
         return _finish(engine, engine.in_flight.pop(0))
     plan = engine.scheduler.schedule()
     if plan.seqs:
-        _launch(engine, plan, None)
+        _launch(engine, plan, build_batch(plan.seqs, engine.block_manager.block_size))
     return _finish(engine, engine.in_flight.pop(0)) if len(engine.in_flight) > bool(plan.seqs) else dict(NOTHING)
 
 
 def does_not_ask_whether_to_land_first(engine):
     plan = engine.scheduler.schedule()
     if plan.seqs:
-        _launch(engine, plan, engine.in_flight[-1].rows if engine.in_flight else None)
+        _launch(engine, plan)
     return _finish(engine, engine.in_flight.pop(0)) if len(engine.in_flight) > bool(plan.seqs) else dict(NOTHING)
 
 
@@ -109,7 +109,7 @@ def reports_what_it_launched(engine):
     plan = engine.scheduler.schedule()
     report = dict(NOTHING)
     if plan.seqs:
-        _launch(engine, plan, engine.in_flight[-1].rows if engine.in_flight else None)
+        _launch(engine, plan)
         lens = engine.in_flight[-1].batch.query_lens
         report = {"prefill": int(sum(n for n in lens if n > 1)), "decode": int(sum(lens == 1)), "finished": []}
     if len(engine.in_flight) > bool(plan.seqs):
@@ -131,7 +131,7 @@ def keeps_the_blocks(engine):
         return _leave(engine, flying.pop(0))
     plan = engine.scheduler.schedule()
     if plan.seqs:
-        _launch(engine, plan, flying[-1].rows if flying else None)
+        _launch(engine, plan)
     return _leave(engine, flying.pop(0)) if len(flying) > bool(plan.seqs) else dict(NOTHING)
 
 
@@ -148,7 +148,7 @@ def returns_the_record(engine):
     flying = engine.in_flight
     plan = engine.scheduler.schedule()
     if plan.seqs:
-        _launch(engine, plan, flying[-1].rows if flying else None)
+        _launch(engine, plan)
     if len(flying) > bool(plan.seqs):
         return land(flying.pop(0), engine.block_manager)
 
@@ -178,7 +178,7 @@ WRONG = {
         "waits": (waits, "wrong", "plain loop of the lesson"),
         "lands first": (lands_before_launching, "wrong", "plain loop of the lesson"),
         "never ends": (never_lands_the_last, "wrong", "requests [0] unfinished, 1 launches never landed"),
-        "no rows": (forgets_the_rows, "wrong", "which row of the launch in flight samples it"),
+        "no rows": (forgets_the_rows, "wrong", "a batch that stands alone has none"),
         "no must_land_first": (does_not_ask_whether_to_land_first, "wrong", "must_land_first() before schedule()"),
         "launched counts": (reports_what_it_launched, "wrong", "Report the one that landed"),
         "one kind": (one_kind_a_step, "wrong", "One step may have both kinds"),

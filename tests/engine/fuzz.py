@@ -181,8 +181,13 @@ class Scenario:
         self._poison()
 
     def _check_in_flight(self) -> None:
-        """What a step in flight will write is neither free nor findable."""
-        manager = self.engine.block_manager
+        """What a step in flight will write is neither free nor findable, and its rows are its own."""
+        manager, held = self.engine.block_manager, self.engine.rows.held_by
+        for step in self.engine.in_flight:
+            for seq, row in zip(step.batch.seqs, step.batch.rows.tolist(), strict=True):
+                assert seq.row == row and held(row) is seq, "a row changed hands before its step has landed"
+        running = [seq.row for seq in self.engine.scheduler.running if seq.row >= 0]
+        assert len(set(running)) == len(running), "two running sequences share a row"
         if isinstance(self.engine.observer, MoodyObserver):
             return  # may abort between schedule and launch
         for step in self.engine.in_flight:

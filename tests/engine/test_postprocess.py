@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nanoengine.engine.protocols import Runner
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.sim import Done, SlotRunner
 
@@ -88,7 +89,7 @@ def test_a_detokenizer_that_raises_loses_no_other_request():
     done(eng, [other])
 
 
-class TwoTokens:
+class TwoTokens(Runner):
     """Brings several tokens for a row, as accepted drafts would."""
 
     num_blocks, block_size = 8, 4
@@ -114,7 +115,7 @@ def test_rows_that_need_the_last_token_are_never_launched_before_it_is_known():
 
     class Watching(SlotRunner):
         def launch(self, batch):
-            seen.append(batch.in_flight is not None)
+            seen.append(batch.token_rows is not None)
             return super().launch(batch)
 
     eng = engine(runner=Watching(20, 4, 50), overlap=1)

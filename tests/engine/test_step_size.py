@@ -27,6 +27,6 @@ def test_the_step_and_its_loop_are_in_it():
 def test_the_step_reads_schedule_run_postprocess_in_this_order():
     step = SOURCE[SOURCE.index("def step") : SOURCE.index("def _land")]
     places = [
-        step.index(word) for word in (".schedule()", "build_batch(", ".launch(", ".advance(", "self._land()  # 3")
+        step.index(word) for word in (".schedule()", "self.build_batch(", ".launch(", ".advance(", "self._land()  # 3")
     ]
     assert places == sorted(places)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from nanoengine.config import EngineConfig
 from nanoengine.course.checks.exercise import Failure, Text, call
 from nanoengine.engine.llm_engine import LLMEngine
+from nanoengine.engine.protocols import Runner
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.sim import SlotRunner, expected_output
 
@@ -48,7 +49,7 @@ class _Pending:
         return self.inner.result()
 
 
-class Spy:
+class Spy(Runner):
     """Stands between an engine and its runner. ``launches``: of each, (prefill tokens, decode tokens)."""
 
     def __init__(self, runner: SlotRunner):
@@ -191,7 +192,7 @@ def show(case: StepCase) -> str:
 
 
 def explain(error: Exception) -> Text | None:
-    if isinstance(error, IndexError):
+    if isinstance(error, ValueError) and "nobody samples" in str(error):
         return NO_ROWS
     if isinstance(error, RuntimeError) and "before preempting" in str(error):
         return MUST_LAND
@@ -245,10 +246,10 @@ TOKENS = dict(en="A wrong token means that KV was read from, or written to, the 
 NOT_GIVEN_BACK = dict(en="Who has finished must leave the queues and give its blocks back: scheduler.retire(...).",
                       zh="结束的序列要离开队列、归还块:scheduler.retire(…)。")  # fmt: skip
 NO_ROWS = dict(
-    en="The newest token of a row may still be in flight: it is not in token_ids yet. Tell build_batch which row of "
-    "the launch in flight samples it (its third argument; InFlight.rows has it).",
-    zh="一行最新的 token 可能还在飞,token_ids 里还没有。要告诉 build_batch 它由在飞那一步的哪一行采样(第三个参数"
-    ",InFlight.rows 就是)。",
+    en="The newest token of a sequence may still be in flight: it is not in token_ids yet, it lies in the sequence's "
+    "row on the device. `engine.build_batch(plan)` gives rows; a batch that stands alone has none.",
+    zh="一条序列最新的 token 可能还在飞,token_ids 里还没有,它在设备上这条序列的行里。`engine.build_batch(plan)` 会"
+    "分好行;单独排出来的 batch 没有行。",
 )
 MUST_LAND = dict(
     en="A sequence with a launch in flight cannot be preempted. Ask scheduler.must_land_first() before schedule().",
