@@ -5,14 +5,25 @@ flash-attn reads KV blocks of a multiple of 256 tokens. New keys and values are 
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass, replace
+
 import torch
 
-from nanoengine.attention.paged import PagedBackend, PagedMetadata, batch_arrays
+from nanoengine.attention.paged import Bucket, PagedBackend, PagedMetadata, common_metadata
 from nanoengine.engine.batch import Batch
 from nanoengine.kernels.store_kv import store_kv
 
 BLOCK_MULTIPLE = 256
+
+
+@dataclass(slots=True, kw_only=True)
+class FlashMetadata(PagedMetadata):
+    """What flash-attn's functions are given, int32, by their names of it."""
+
+    block_table: torch.Tensor | None = None
+    cache_seqlens: torch.Tensor | None = None
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
 
 
 class FlashAttention(PagedBackend):
@@ -27,26 +38,32 @@ class FlashAttention(PagedBackend):
     def store(self, k, v, cache, slots) -> None:
         store_kv(k, v, cache, slots)
 
-    def plan(self, batch: Batch, table_rows: np.ndarray, size=None, tokens=None) -> list[np.ndarray]:
-        return batch_arrays(batch, table_rows, size, tokens)
+    def build(self, batch: Batch, bucket: Bucket | None = None) -> FlashMetadata:
+        return FlashMetadata(**common_metadata(batch, bucket))
 
-    def metadata(self, tensors, tables, max_query: int, max_context: int) -> PagedMetadata:
-        """flash-attn wants int32: the block tables of the batch's rows, lengths, and where rows start."""
-        slots, table_rows, starts, query_lens, context_lens = tensors
-        ends = torch.stack((torch.cumsum(query_lens, 0), torch.cumsum(context_lens, 0)))
-        cumulative = torch.nn.functional.pad(ends, (1, 0)).int()
-        extra = (tables[table_rows].contiguous(), context_lens.int(), cumulative[0], cumulative[1])
-        return PagedMetadata(
-            slots, tables, table_rows, starts, query_lens, context_lens, max_query, max_context, extra
-        )  # fmt: skip
+    def ready(self, metadata: FlashMetadata, block_tables, max_query_len: int, max_seq_len: int) -> FlashMetadata:
+        """flash-attn wants int32, the block tables of the batch's rows, and where each row's keys start."""
+        m = PagedBackend.ready(self, metadata, block_tables, max_query_len, max_seq_len)
+        key_ends = torch.nn.functional.pad(torch.cumsum(m.seq_lens, 0), (1, 0))
+        return replace(
+            m,
+            block_table=block_tables[m.rows].contiguous(),
+            cache_seqlens=m.seq_lens.int(),
+            cu_seqlens_q=m.query_start_loc.int(),
+            cu_seqlens_k=key_ends.int(),
+        )
 
-    def attend(self, q, cache, m: PagedMetadata, scale: float) -> torch.Tensor:
-        tables, contexts, query_ends, context_ends = m.extra
-        if m.max_query == 1:
-            out = self._with_kvcache(q[:, None], *cache, cache_seqlens=contexts, block_table=tables,
-                                     softmax_scale=scale, causal=True)  # fmt: skip
+    def attend(self, q, cache, m: FlashMetadata, scale: float) -> torch.Tensor:
+        common = dict(softmax_scale=scale, causal=True, block_table=m.block_table)
+        if m.max_query_len == 1:
+            out = self._with_kvcache(q[:, None], *cache, cache_seqlens=m.cache_seqlens, **common)
             return out[:, 0]
         return self._varlen(
-            q, *cache, cu_seqlens_q=query_ends, cu_seqlens_k=context_ends, max_seqlen_q=m.max_query,
-            max_seqlen_k=m.max_context, softmax_scale=scale, causal=True, block_table=tables,
-        )  # fmt: skip
+            q,
+            *cache,
+            cu_seqlens_q=m.cu_seqlens_q,
+            cu_seqlens_k=m.cu_seqlens_k,
+            max_seqlen_q=m.max_query_len,
+            max_seqlen_k=m.max_seq_len,
+            **common,
+        )

@@ -1,68 +1,79 @@
-"""What the GPU backends share: one packed upload a step, and metadata of the same shape for both.
+"""What the GPU backends share: metadata as named arrays that travel with a step's other inputs.
 
-A *plan* is a list of int64 arrays, made on the host from a batch. They travel in one copy, and
-metadata are made of the tensors that arrive. So a plan whose sizes depend on the number of rows alone
-can be written over the one before, which is what a CUDA graph needs.
+A backend *builds* its metadata on the host (numpy), the step's one copy brings them to the device
+(tensors of the same names), and ``ready`` completes them there. With a bucket all sizes depend on the
+bucket alone, so that the next step can be written over the one before, which a CUDA graph needs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from nanoengine.engine.batch import Batch
-from nanoengine.worker.device import upload
+from nanoengine.packing import pack, padded, upload, views
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The sizes that a step is padded to. is_decode: each row has one token, padded rows too."""
+
+    tokens: int
+    rows: int
+    is_decode: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
 class PagedMetadata:
-    """slots: int64 [T]. tables: int32 [*, max_blocks], row b of the batch uses line table_rows[b] (int64 [B]).
-    starts: int64 [B], each row's first token; query_lens, context_lens: int64 [B].
-    max_query, max_context: the longest. extra: what one backend alone needs.
+    """T tokens, B rows, int64. A padded token has slot -1, a padded row no context.
+
+    slot_mapping: [T]. rows: [B], the line of each row in ``block_tables``.
+    query_start_loc: [B + 1], where each row's tokens start. query_lens, seq_lens: [B], tokens
+    computed now, and tokens with KV afterwards.
+    block_tables: int32 [*, max_blocks] on the device. max_query_len, max_seq_len: the longest.
     """
 
-    slots: torch.Tensor
-    tables: torch.Tensor
-    table_rows: torch.Tensor
-    starts: torch.Tensor
-    query_lens: torch.Tensor
-    context_lens: torch.Tensor
-    max_query: int
-    max_context: int
-    extra: object = None
+    slot_mapping: Any
+    rows: Any
+    query_start_loc: Any
+    query_lens: Any
+    seq_lens: Any
+    block_tables: torch.Tensor | None = None
+    max_query_len: int = 0
+    max_seq_len: int = 0
 
 
-def padded(array: np.ndarray, size: int, fill: int) -> np.ndarray:
-    """``array`` with ``fill`` behind it up to ``size``."""
-    return np.concatenate((array, np.full(size - len(array), fill, np.int64))) if len(array) < size else array
-
-
-def batch_arrays(batch: Batch, table_rows: np.ndarray, size: int | None, tokens: int | None = None) -> list[np.ndarray]:
-    """slots [T] and table_rows, starts, query_lens, context_lens [B]: the first five arrays of any plan.
-
-    size: number of rows to pad to, and tokens: number of tokens; without it the batch is a decode step, and so is
-    its padding. A padded row has no context, a padded token slot -1: they read no key and write none.
-    """
-    starts = np.cumsum(batch.query_lens) - batch.query_lens
-    rows = [table_rows, starts, batch.query_lens, batch.context_lens]
-    if size is None:
-        return [batch.slot_mapping, *rows]
-    slots = padded(batch.slot_mapping, size if tokens is None else tokens, -1)
-    lines, starts, queries, contexts = (padded(a, size, 0) for a in rows)
-    if tokens is None and size > len(batch.seqs):
-        starts[len(batch.seqs) :], queries[len(batch.seqs) :] = np.arange(len(batch.seqs), size), 1
-    return [slots, lines, starts, queries, contexts]
+def common_metadata(batch: Batch, bucket: Bucket | None = None) -> dict[str, np.ndarray]:
+    """The arrays of any PagedMetadata, by name."""
+    slots, rows, queries, seq_lens = batch.slot_mapping, batch.rows, batch.query_lens, batch.context_lens
+    if bucket is not None:
+        slots, rows, seq_lens = padded(slots, bucket.tokens, -1), padded(rows, bucket.rows, 0), padded(seq_lens, bucket.rows, 0)
+        queries = padded(queries, bucket.rows, 1 if bucket.is_decode else 0)
+    starts = np.zeros(len(queries) + 1, np.int64)
+    np.cumsum(queries, out=starts[1:])
+    return dict(slot_mapping=slots, rows=rows, query_start_loc=starts, query_lens=queries, seq_lens=seq_lens)
 
 
 class PagedBackend:
-    """A backend whose metadata come from a plan. A subclass gives plan, metadata and attend.
+    """A backend over block tables on the device. A subclass gives build, store and attend.
 
-    reads_stored: k and v may have been written before (a fused kernel did it): then they are None.
+    kv_may_be_stored: a fused kernel may have written k and v to the cache already; then they are None.
+    supports_cuda_graphs: sizes of build() depend on the bucket alone, and attend() waits for nothing.
     """
 
-    reads_stored = True
+    kv_may_be_stored = True
+    supports_cuda_graphs = True
+
+    def build(self, batch: Batch, bucket: Bucket | None = None) -> PagedMetadata:
+        """Metadata on the host, padded to ``bucket``."""
+        raise NotImplementedError
+
+    def ready(self, metadata: PagedMetadata, block_tables, max_query_len: int, max_seq_len: int) -> PagedMetadata:
+        """``metadata`` on the device, with what it needs beside the arrays."""
+        return replace(metadata, block_tables=block_tables, max_query_len=max_query_len, max_seq_len=max_seq_len)
 
     def warm_calls(self, model, block_size: int) -> list:
         """Functions that make the backend compile what it needs; they may run in several threads."""
@@ -74,12 +85,13 @@ class PagedBackend:
         lines = np.zeros((len(batch.seqs), width), np.int64)
         for line, table in zip(lines, batch.block_tables, strict=True):
             line[: len(table)] = table
-        plan = self.plan(batch, np.arange(len(batch.seqs)))
-        tables, *tensors = upload([lines.reshape(-1), *plan], device)
+        built = self.build(replace(batch, rows=np.arange(len(batch.seqs))))
+        (tables,) = upload([lines], device)
+        metadata = views(pack(built, device).to(device, non_blocking=True), built)
         longest = (int(batch.query_lens.max(initial=1)), int(batch.context_lens.max(initial=1)))
-        return self.metadata(tensors, tables.view(lines.shape).int(), *longest)
+        return self.ready(metadata, tables.int(), *longest)
 
     def __call__(self, q, k, v, cache, metadata: PagedMetadata, scale: float) -> torch.Tensor:
         if k is not None:
-            self.store(k, v, cache, metadata.slots)
+            self.store(k, v, cache, metadata.slot_mapping)
         return self.attend(q, cache, metadata, scale)

@@ -6,24 +6,25 @@ Rows with one new token go to the decode kernel, all others to the prefill kerne
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from nanoengine.attention.paged import PagedBackend, PagedMetadata, batch_arrays
+from nanoengine.attention.paged import Bucket, PagedBackend, PagedMetadata, common_metadata
 from nanoengine.engine.batch import Batch
 from nanoengine.kernels.paged_decode import paged_decode, plan_pieces
 from nanoengine.kernels.paged_prefill import most_tiles, paged_prefill, plan_tiles, queries_per_tile
 from nanoengine.kernels.store_kv import store_kv
 
 
-@dataclass(slots=True)
-class Work:
-    """Decode pieces (see plan_pieces) and prefill tiles (see plan_tiles), on the device."""
+@dataclass(slots=True, kw_only=True)
+class TritonMetadata(PagedMetadata):
+    """kv_splits: [4, *] and split_rows: [3, *] of plan_pieces; query_tiles: [2, *] of plan_tiles."""
 
-    pieces: torch.Tensor
-    split: torch.Tensor
-    tiles: torch.Tensor
+    kv_splits: Any
+    split_rows: Any
+    query_tiles: Any
 
 
 def spare_pieces(rows: int, kv_heads: int) -> int:
@@ -47,25 +48,22 @@ class TritonAttention(PagedBackend):
     def __init__(self, group: int = 1, kv_heads: int = 8):
         self.group, self.kv_heads = group, kv_heads
 
-    def plan(self, batch: Batch, table_rows: np.ndarray, size: int | None = None, tokens: int | None = None):
-        """size: pad to this many rows, and tokens: to this many tokens (without it the batch is a decode step);
-        then all arrays have sizes that depend on these two alone."""
-        arrays = batch_arrays(batch, table_rows, size, tokens)
+    def build(self, batch: Batch, bucket: Bucket | None = None) -> TritonMetadata:
         decode, others = np.flatnonzero(batch.query_lens == 1), np.flatnonzero(batch.query_lens > 1)
         per_tile = queries_per_tile(self.group)
-        most = None if size is None else 0 if tokens is None else most_tiles(tokens, size, per_tile)
-        tiles = plan_tiles(batch.query_lens, batch.context_lens, others, per_tile, most)
-        rows = len(decode) if size is None else size
+        rows, tiles = len(decode), None
+        if bucket is not None:
+            rows = bucket.rows
+            tiles = 0 if bucket.is_decode else most_tiles(bucket.tokens, bucket.rows, per_tile)
         spare = spare_pieces(rows, self.kv_heads) if rows else 0  # prompts alone need no launch of the decode kernel
-        work, split = plan_pieces(batch.context_lens[decode], decode, spare, size)
-        return [*arrays, work.reshape(-1), split.reshape(-1), tiles.reshape(-1)]
-
-    def metadata(self, tensors, tables, max_query: int, max_context: int) -> PagedMetadata:
-        slots, table_rows, starts, query_lens, context_lens, work, split, tiles = tensors
-        extra = Work(work.view(4, -1), split.view(3, -1), tiles.view(2, -1))
-        return PagedMetadata(
-            slots, tables, table_rows, starts, query_lens, context_lens, max_query, max_context, extra
-        )  # fmt: skip
+        size = None if bucket is None else rows
+        kv_splits, split_rows = plan_pieces(batch.context_lens[decode], decode, spare, size)
+        return TritonMetadata(
+            **common_metadata(batch, bucket),
+            kv_splits=kv_splits,
+            split_rows=split_rows,
+            query_tiles=plan_tiles(batch.query_lens, batch.context_lens, others, per_tile, tiles),
+        )
 
     def warm_calls(self, model, block_size: int) -> list:
         """Functions that compile the kernels, one each."""
@@ -85,11 +83,11 @@ class TritonAttention(PagedBackend):
     def store(self, k, v, cache, slots) -> None:
         store_kv(k, v, cache, slots)
 
-    def attend(self, q, cache, m: PagedMetadata, scale: float) -> torch.Tensor:
-        out, work = torch.empty_like(q), m.extra
-        if work.tiles.numel():
-            paged_prefill(q, cache, m.tables, m.table_rows, m.starts, m.query_lens, m.context_lens, work.tiles, out,
-                          scale)  # fmt: skip
-        if work.pieces.numel():
-            paged_decode(q, cache, m.tables, m.table_rows, m.starts, work.pieces, work.split, out, scale)
+    def attend(self, q, cache, m: TritonMetadata, scale: float) -> torch.Tensor:
+        out = torch.empty_like(q)
+        if m.query_tiles.numel():
+            paged_prefill(q, cache, m.block_tables, m.rows, m.query_start_loc, m.query_lens, m.seq_lens, m.query_tiles,
+                          out, scale)  # fmt: skip
+        if m.kv_splits.numel():
+            paged_decode(q, cache, m.block_tables, m.rows, m.query_start_loc, m.kv_splits, m.split_rows, out, scale)
         return out

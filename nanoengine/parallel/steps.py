@@ -1,59 +1,48 @@
 """A batch on its way to the other ranks: what they need of it, and no block table twice.
 
-A step of 256 decoding sequences is some 14 KB. Block tables are kept at the other end and only what is new
-is sent, so that no step sends more because its contexts are long.
+A step of 256 decoding sequences is some 16 KB. Block tables are kept at the other end by request row
+and only what is new is sent, so that no step sends more because its contexts are long.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import torch
+import dataclasses
+from dataclasses import dataclass
 
 from nanoengine.engine.batch import Batch
-from nanoengine.worker.block_tables import BlockTables
+from nanoengine.engine.rows import SentBlocks, TableUpdate
 
 
-class SentTables(BlockTables):
-    """The bookkeeping of tables on a device, for tables at another rank."""
+@dataclass(slots=True)
+class StepMessage:
+    """batch: without its sequences and block tables. updates: what is new in which rows' tables."""
 
-    def __init__(self, lines: int):
-        super().__init__(lines, 1, torch.device("cpu"))
-        self.changes: list[tuple[int, int, list[int]]] = []
-
-    def _send(self, changes) -> None:
-        self.changes = [(line, known, table[known:]) for line, table, known in changes]
+    batch: Batch
+    updates: list[TableUpdate]
 
 
 class StepSender:
-    """Rank 0's side. max_num_seqs: rows of a batch at most."""
+    """Rank 0's side."""
 
-    def __init__(self, max_num_seqs: int):
-        self._tables = SentTables(max_num_seqs)
+    def __init__(self) -> None:
+        self._sent = SentBlocks()
 
-    def pack(self, batch: Batch) -> tuple:
-        """Plain data, to be pickled at once: (arrays of the batch, line of each row, what is new in which lines)."""
-        self._tables.changes = []
-        lines = self._tables.lines(batch)
-        arrays = (batch.input_ids, batch.positions, batch.slot_mapping, batch.query_lens, batch.context_lens,
-                  batch.sample_rows, batch.sample_positions, batch.in_flight)  # fmt: skip
-        return arrays, lines, self._tables.changes
+    def pack(self, batch: Batch) -> StepMessage:
+        """Plain data, to be pickled at once."""
+        return StepMessage(dataclasses.replace(batch, seqs=[], block_tables=[]), self._sent.updates(batch))
 
 
 class StepReceiver:
     """Another rank's side: gives the batch that was packed, its rows in the same order."""
 
     def __init__(self) -> None:
-        self._tables: dict[int, list[int]] = {}
+        self._tables: dict[int, list[int]] = {}  # by request row
 
-    def unpack(self, message: tuple) -> Batch:
-        """``seqs`` are bare row numbers: nobody samples here. A table stays the same list while it grows."""
-        arrays, lines, changes = message
-        for line, known, blocks in changes:
-            if known:
-                self._tables[line] += blocks
-            else:
-                self._tables[line] = blocks
-        ids, positions, slots, query_lens, context_lens, sample_rows, sample_positions, in_flight = arrays
-        tables = [self._tables[line] for line in lines.tolist()]
-        return Batch(list(range(len(lines))), ids, positions, slots, query_lens, context_lens, tables, sample_rows,
-                     np.asarray(sample_positions), in_flight)  # fmt: skip
+    def unpack(self, message: StepMessage) -> Batch:
+        """``seqs`` are bare numbers: nobody samples here."""
+        for update in message.updates:
+            self._tables.setdefault(update.row, [])[update.start :] = update.blocks
+        rows = message.batch.rows.tolist()
+        return dataclasses.replace(
+            message.batch, seqs=list(range(len(rows))), block_tables=[self._tables[row] for row in rows]
+        )

@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs: some 250 kernels launched by one call. Needs torch.
+"""Steps as CUDA graphs: some 250 kernels launched by one call.
 
 A graph is a recording: same kernels, same sizes, same addresses at every replay. So there is one per
 *bucket* (padded number of tokens), and a replay first writes its inputs over those of the last one.
@@ -12,9 +12,10 @@ from bisect import bisect_left
 import numpy as np
 import torch
 
-from nanoengine.attention.paged import padded
+from nanoengine.attention.paged import Bucket
 from nanoengine.engine.batch import Batch
-from nanoengine.worker.device import pinned, views
+from nanoengine.packing import pack, views
+from nanoengine.worker.inputs import StepInputs, StepResult
 from nanoengine.worker.sampling_arrays import SamplingArrays
 
 MOST_TOKENS = 4096  # of a mixed step: larger ones keep the GPU busy for longer than it takes to launch them
@@ -51,89 +52,94 @@ def graph_bytes(config, vocab_size: int, itemsize: int, layer_bytes: int) -> int
 
 
 def record_graphs(runner, config) -> list[Graphs]:
-    """All graphs of a runner. They replay one after the other, so they share one memory and one table of logits.
+    """All graphs of a runner. They replay one after the other, so they share one memory, logits and sampled tokens.
 
     In a group all ranks record the same buckets in the same order, their collectives with them; the first one
-    alone has logits, and draws. What the others need of its last draw is shared where a step begins.
+    alone has logits, and samples. What the others need of its last tokens is broadcast where a step begins.
     """
     rows, lm_head = config.max_num_seqs, runner.model.lm_head
     first = runner.group is None or runner.group.rank == 0
-    scores = lm_head.new_empty(rows if first else 0, getattr(runner.model, "vocab_size", len(lm_head)))
-    decode, mixed = DecodeGraphs(runner, config, scores), MixedGraphs(runner, config, scores)
+    logits = lm_head.new_empty(rows if first else 0, getattr(runner.model, "vocab_size", len(lm_head)))
+    tokens = torch.zeros(rows, dtype=torch.int64, device=runner.device)
+    decode, mixed = DecodeGraphs(runner, config, logits, tokens), MixedGraphs(runner, config, logits, tokens)
     decode.record(*mixed.record())  # the largest first: the smaller ones then fit into its memory
     return [decode, mixed]
 
 
 class Graphs:
-    """The steps of one kind. sizes: its buckets, ascending; rows: the most rows of a step.
+    """The steps of one kind. buckets: their sizes, the number of tokens ascending; rows: the most rows of a step.
 
-    runner: gives model, attention, tables, caches, block_size, and the buffer of newest tokens.
+    runner: gives model, attention, tables, caches, block_size, and the buffer of last tokens. logits, tokens: where
+    a step leaves what it computes for the rows that sample.
     """
 
-    sizes: list[int]
+    buckets: list[Bucket]
     rows: int
 
-    def __init__(self, runner, config, scores: torch.Tensor):
-        self._runner, self._max_model_len, self._scores = runner, config.max_model_len, scores
-        self._inputs = pinned(self._padding(self.sizes[-1]), runner.device).to(runner.device)
-        self._given = {size: views(self._inputs, list(map(len, self._padding(size)))) for size in self.sizes}
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+    def __init__(self, runner, config, logits: torch.Tensor, tokens: torch.Tensor):
+        self._runner, self._max_model_len = runner, config.max_model_len
+        self._logits, self._tokens = logits, tokens
+        padding = {bucket: self._padding(bucket) for bucket in self.buckets}
+        self._words = pack(padding[self.buckets[-1]], runner.device).to(runner.device)
+        self._inputs = {bucket: views(self._words, inputs) for bucket, inputs in padding.items()}
+        self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
 
-    def bucket_of(self, batch: Batch) -> int | None:
+    def bucket_of(self, batch: Batch) -> Bucket | None:
         """The smallest bucket that holds this batch; None if it is no step of this kind."""
         tokens = len(batch.input_ids)
-        if tokens > self.sizes[-1] or len(batch.seqs) > self.rows or not self._is_mine(batch):
+        if tokens > self.buckets[-1].tokens or len(batch.seqs) > self.rows or not self._is_mine(batch):
             return None
-        return self.sizes[bisect_left(self.sizes, tokens)]
+        return self.buckets[bisect_left(self.buckets, tokens, key=lambda bucket: bucket.tokens)]
 
-    def replay(self, bucket: int, batch: Batch, options) -> tuple:
-        """Run one step: (logits [S, vocabulary], drawn tokens [S], where they lie among the newest tokens).
-
-        options: temperatures and seeds of the rows that sample. The first two are overwritten by the next replay.
-        """
-        host = pinned(self._arrays(bucket, batch, self._lines(batch), options), self._inputs.device)
-        self._inputs[: len(host)].copy_(host, non_blocking=True)
+    def replay(self, bucket: Bucket, batch: Batch, sampling: SamplingArrays) -> StepResult:
+        """Run one step, whose block tables are on the device. The next replay writes over its logits and tokens."""
+        words = pack(self._inputs_of(bucket, batch, sampling), self._words.device)
+        self._words[: len(words)].copy_(words, non_blocking=True)
         self._graphs[bucket].replay()
-        return self._results(bucket, len(batch.sample_rows))
+        count = len(batch.sample_rows)
+        return StepResult(self._logits[:count], self._inputs[bucket], self._tokens[:count], bucket.tokens)
 
     def _is_mine(self, batch: Batch) -> bool:
         return True
 
-    def _lines(self, batch: Batch) -> np.ndarray:
-        return self._runner.tables.lines(batch)
+    def _inputs_of(self, bucket: Bucket, batch: Batch, sampling: SamplingArrays) -> StepInputs:
+        attention = self._runner.attention.build(batch, bucket)
+        return StepInputs.of(batch, sampling, attention, bucket, nobodys_row=self._runner.nobodys_row)
 
-    def _arrays(self, bucket: int, batch: Batch, lines: np.ndarray, options) -> list[np.ndarray]:
-        """The inputs of a step, padded: their sizes depend on the bucket alone."""
+    def _forward(self, bucket: Bucket) -> torch.Tensor:
+        """Hidden states of the rows that sample; what a graph of this kind records before logits and sampling."""
         raise NotImplementedError
 
-    def _step(self, bucket: int) -> None:
-        """What is recorded: inputs, layers, logits, draw. Python sees it once, a replay does not."""
-        raise NotImplementedError
+    def _step(self, bucket: Bucket) -> None:
+        """What is recorded. Python sees it once, a replay does not."""
+        from nanoengine.kernels.draw import draw
 
-    def _results(self, bucket: int, count: int) -> tuple:
-        raise NotImplementedError
+        inputs, hidden = self._inputs[bucket], self._forward(bucket)
+        logits = self._runner.model.scores(hidden, self._logits[: len(hidden)])
+        if len(logits):
+            draw(logits, inputs.temperatures, inputs.seeds, inputs.sample_positions, self._tokens,
+                 self._runner.last_tokens, inputs.sample_rows)  # fmt: skip
 
-    def _padding(self, bucket: int) -> list[np.ndarray]:
-        """The inputs of a step of padded rows only."""
-        none, lists = np.empty(0, np.int64), []
-        batch = Batch(lists, none, none, none, none, none, lists, none, none)
-        return self._arrays(bucket, batch, none, SamplingArrays.none(0))
+    def _padding(self, bucket: Bucket) -> StepInputs:
+        """The inputs of a step of padded rows only: it reads and writes nothing."""
+        none = np.empty(0, np.int64)
+        batch = Batch([], none, none, none, none, none, [], none, none, none, none.astype(bool))
+        return self._inputs_of(bucket, batch, SamplingArrays.none(0))
 
-    def _pad(self, bucket: int) -> None:
-        """Make the inputs those of a step that reads and writes nothing."""
-        padding = pinned(self._padding(bucket), self._inputs.device)
-        self._inputs[: len(padding)].copy_(padding)
+    def _pad(self, bucket: Bucket) -> None:
+        padding = pack(self._padding(bucket), self._words.device)
+        self._words[: len(padding)].copy_(padding)
 
     @torch.inference_mode()
     def record(self, pool=None, side=None) -> tuple:
         """Record all buckets, the largest first. Returns the pool that their memory comes from, and the stream that
         they were recorded on: what is free there is free for that stream alone."""
-        device = self._inputs.device
+        device = self._words.device
         # NCCL has a thread that looks at events all the time: what other threads do must not end a recording
         mode = "global" if self._runner.group is None else "thread_local"
         side = side or torch.cuda.Stream(device)
         gc.collect()
-        for bucket in reversed(self.sizes):
+        for bucket in reversed(self.buckets):
             self._pad(bucket)
             side.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(side):  # a first run outside: compiles kernels, chooses matrix products
@@ -150,83 +156,44 @@ class Graphs:
 
 
 class DecodeGraphs(Graphs):
-    """Each row has one token, and samples. A bucket is a number of rows."""
+    """Each row has one token, and samples."""
 
-    def __init__(self, runner, config, scores):
+    def __init__(self, runner, config, logits, tokens):
         self.rows = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self.sizes = bucket_sizes(self.rows)
-        super().__init__(runner, config, scores)
+        self.buckets = [Bucket(size, size, is_decode=True) for size in bucket_sizes(self.rows)]
+        super().__init__(runner, config, logits, tokens)
 
     def _is_mine(self, batch: Batch) -> bool:
         return batch.is_decode and len(batch.sample_rows) == len(batch.seqs)
 
-    def _lines(self, batch: Batch) -> np.ndarray:
-        return self._runner.tables.lines(batch, newest_follows=batch.positions // self._runner.block_size)
-
-    def _arrays(self, bucket, batch, lines, options) -> list[np.ndarray]:
-        """ids, sources, positions, seeds, temperatures (as bits), [bucket] each, then the plan of attention."""
-        columns = (batch.input_ids, sources_of(batch), batch.positions, options.seeds, options.temperature_bits)
-        columns = [padded(x, bucket, fill) for x, fill in zip(columns, (0, -1, 0, 0, 0), strict=True)]
-        return [*columns, *self._runner.attention.plan(batch, lines, bucket)]
-
-    def _step(self, bucket: int) -> None:
+    def _forward(self, bucket: Bucket) -> torch.Tensor:
         from nanoengine.kernels.decode_inputs import decode_inputs
-        from nanoengine.kernels.draw import draw
 
-        runner = self._runner
-        ids, sources, positions, seeds, temperatures, *plan = self._given[bucket]
-        tables, model, (slots, table_rows, *_) = runner.tables.tensor, runner.model, plan
-        stream = decode_inputs(ids, sources, runner.newest(), positions, slots, table_rows, tables, model.embed_tokens,
-                               runner.block_size, model.first_token)  # fmt: skip
-        metadata = runner.attention.metadata(plan, tables, 1, self._max_model_len)  # may copy tables: they are complete
-        hidden = model.layers_forward(stream, positions, runner.attention, runner._layer_caches, metadata)
-        scores = model.scores(hidden, self._scores[:bucket])
-        if len(scores):
-            draw(scores, temperatures.view(torch.float64), seeds, metadata.context_lens, runner._previous[:bucket])
-
-    def _results(self, bucket, count):
-        return self._scores[:count], self._runner._previous[:count], None
+        runner, inputs = self._runner, self._inputs[bucket]
+        built, tables, model = inputs.attention, runner.tables.tensor, runner.model
+        hidden = decode_inputs(inputs.input_ids, inputs.token_rows, runner.shared_last_tokens(), inputs.positions,
+                               built.slot_mapping, built.rows, tables, model.embed_tokens, runner.block_size,
+                               model.first_token)  # fmt: skip
+        # after decode_inputs has written the newest blocks: a backend may copy tables here
+        metadata = runner.attention.ready(built, tables, 1, self._max_model_len)
+        return model.layers_forward(hidden, inputs.positions, runner.attention, runner.layer_caches, metadata)
 
 
 class MixedGraphs(Graphs):
-    """Any step: prompts, chunks, decoding rows beside them. A bucket is a number of tokens.
+    """Any step: prompts, chunks, decoding rows beside them.
 
     Launching such a step kernel by kernel takes 10 to 20 ms of the host; most of them are done sooner.
     """
 
-    def __init__(self, runner, config, scores):
-        self.rows, self.sizes = min(config.max_num_seqs, MOST_ROWS), mixed_sizes(most_tokens(config))
-        self._tokens = torch.zeros(self.rows, dtype=torch.int64, device=runner.device)
-        super().__init__(runner, config, scores)
+    def __init__(self, runner, config, logits, tokens):
+        self.rows = min(config.max_num_seqs, MOST_ROWS)
+        self.buckets = [Bucket(size, self.rows) for size in mixed_sizes(most_tokens(config))]
+        super().__init__(runner, config, logits, tokens)
 
-    def _arrays(self, bucket, batch, lines, options) -> list[np.ndarray]:
-        """ids, sources, positions [bucket]; then of the rows that sample, padded to ``rows``: their last tokens, row
-        numbers, seeds, temperatures (as bits), positions; then the plan of attention."""
-        columns = (batch.input_ids, sources_of(batch), batch.positions)
-        columns = [padded(x, bucket, fill) for x, fill in zip(columns, (0, -1, 0), strict=True)]
-        last = np.cumsum(batch.query_lens)[batch.sample_rows] - 1
-        samples = (last, batch.sample_rows, options.seeds, options.temperature_bits, batch.sample_positions)
-        nowhere = len(self._runner._previous) - 1
-        samples = [padded(x, self.rows, fill) for x, fill in zip(samples, (0, nowhere, 0, 0, 0), strict=True)]
-        return [*columns, *samples, *self._runner.attention.plan(batch, lines, self.rows, bucket)]
-
-    def _step(self, bucket: int) -> None:
-        from nanoengine.kernels.draw import draw
-
-        runner = self._runner
-        ids, sources, positions, last, rows, seeds, temperatures, places, *plan = self._given[bucket]
-        longest = max(2, bucket)  # of one token would mean a decode step
-        metadata = runner.attention.metadata(plan, runner.tables.tensor, longest, self._max_model_len)
-        hidden = runner.model(runner.fed(ids, sources), positions, runner.attention, runner._layer_caches, metadata)
-        scores = runner.model.scores(hidden[last], self._scores[: self.rows])
-        if len(scores):
-            draw(scores, temperatures.view(torch.float64), seeds, places, self._tokens)
-            runner._previous.index_copy_(0, rows, self._tokens)
-
-    def _results(self, bucket, count):
-        return self._scores[:count], self._tokens[:count], self._given[bucket][4][:count]
-
-
-def sources_of(batch: Batch) -> np.ndarray:
-    """int64 [T]: see Batch.in_flight; -1 where the id is known."""
-    return np.full(len(batch.input_ids), -1) if batch.in_flight is None else batch.in_flight
+    def _forward(self, bucket: Bucket) -> torch.Tensor:
+        runner, inputs = self._runner, self._inputs[bucket]
+        longest = max(2, bucket.tokens)  # of one token would mean a decode step
+        metadata = runner.attention.ready(inputs.attention, runner.tables.tensor, longest, self._max_model_len)
+        ids = runner.known_ids(inputs)
+        hidden = runner.model(ids, inputs.positions, runner.attention, runner.layer_caches, metadata)
+        return hidden[inputs.logits_indices]

@@ -1,13 +1,11 @@
-"""Which device, which number format, how much memory. Needs torch."""
+"""Which device, which number format, how much memory."""
 
 from __future__ import annotations
 
-import numpy as np
 import psutil
 import torch
 
 GIB = 2**30
-_ODD = np.zeros(1, np.int64)
 
 
 def pick_device(name: str) -> torch.device:
@@ -64,36 +62,3 @@ def cpu_kv_bytes(kv_cache_gib: float | None) -> int:
     if kv_cache_gib is not None:
         return int(kv_cache_gib * GIB)
     return min(GIB, psutil.virtual_memory().available // 2)
-
-
-def on_device(values, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A list of numbers as a tensor on ``device``; the host does not wait for a GPU, as torch.tensor(device=) does."""
-    host = torch.tensor(values, dtype=dtype)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
-
-
-def upload(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """int64 arrays as tensors on ``device``, all in one copy that the host does not wait for."""
-    return views(pinned(arrays, device).to(device, non_blocking=True), list(map(len, arrays)))
-
-
-def pinned(arrays: list[np.ndarray], device: torch.device) -> torch.Tensor:
-    """int64 arrays one after the other, for a GPU in page-locked memory: only from there can a copy run alongside.
-
-    torch keeps such memory for reuse and knows when a copy from it has ended. Each array starts at a multiple
-    of 16 bytes: Triton compiles a kernel anew for pointers that are aligned worse than those it has seen.
-    """
-    parts = [part for array in arrays for part in ((array, _ODD) if len(array) % 2 else (array,))]
-    host = torch.empty(sum(map(len, parts)), dtype=torch.int64, pin_memory=device.type == "cuda")
-    if parts:
-        np.concatenate(parts, out=host.numpy())
-    return host
-
-
-def views(packed: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
-    """The arrays of these sizes that ``pinned`` has laid out."""
-    found, start = [], 0
-    for size in sizes:
-        found.append(packed[start : start + size])
-        start += size + size % 2
-    return found

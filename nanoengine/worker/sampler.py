@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from nanoengine.engine.sequence import Sequence
-from nanoengine.worker.device import on_device, upload
+from nanoengine.packing import on_device, upload
 
 _GOLDEN, _C1, _C2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
