@@ -177,6 +177,21 @@ class BlockManager:
             seq.content_id = content.content_id
             seq.num_committed_blocks += 1
 
+    def uncache(self, seq: Sequence) -> None:
+        """Make findable no longer what the blocks of ``seq`` hold, nor anything chained to it.
+
+        For KV that may be wrong. All blocks of its table count, also those that it found in the cache
+        (they may be where the fault came from) and blocks of others with the same content. Who holds
+        them keeps them: tables and ref counts stay. What ``seq``, or another sequence on the same
+        prefix, commits after this has a parent that nobody can find, so neither can it. O(pool).
+        """
+        gone = {content.content_id for block in seq.block_table if (content := self._content_of[block]) is not None}
+        if gone:
+            for content in list(self._contents.values()):  # in the order of their ids: parents before children
+                if content.content_id in gone or content.parent_id in gone:
+                    gone.add(content.content_id)
+                    self._forget(content)
+
     def is_cached(self, block: int) -> bool:
         """True if the block holds a content that a later prompt can find."""
         return self._content_of[block] is not None
