@@ -59,6 +59,7 @@ class LLM:
             **{"vocab_size": files.config.vocab_size, "eos_token_ids": files.config.eos_token_ids} | settings
         )
         self.tokenizer = self._load_tokenizer(tokenizer, files)
+        self.tokenizer.warn_of_ids_from(files.config.vocab_size)
         if "runner" not in parts:
             parts |= {"model": files}
             if "attention_backend" in parts:

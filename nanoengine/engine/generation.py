@@ -42,7 +42,8 @@ class Update:
 
     index: which request of its Generation. text: safe to show; the texts join to the whole. logprobs: one
     dict a token, or None. finish_reason: None while it runs; "stop", "length", "abort" or "error", and with
-    the last ``error`` says why. failed: it was given up because steps kept raising, or because its own text could not be made.
+    the last ``error`` says why. failed: it was given up because steps kept raising, or because its own
+    text could not be made.
     arrival, at, before: seconds on the monotonic clock: when it was asked, when the newest token was
     there, and the same of the update before (None for the first).
     """

@@ -231,7 +231,7 @@ SENTENCES: dict[str, dict[str, str]] = {
         "回去排队;算过的 {computed} 个 token,缓存里找不到的就得重算。",
         "finish_stop": "{who} 走完这一步就结束:遇到结束符或停止串,共生成 {generated} 个 token,块随即归还。",
         "finish_length": "{who} 走完这一步就结束:到了长度上限,共生成 {generated} 个 token,块随即归还。",
-        "finish_error": "{who} 走完这一步就结束:出错了,logits 里没有可抽的 token,共生成 {generated} 个 token;"
+        "finish_error": "{who} 走完这一步就结束:出错了,抽不出下一个 token,共生成 {generated} 个 token;"
         "块随即归还,里面的内容也从前缀缓存里删掉。",
         "abort": "{who} 被取消,块随即归还。",
         "chunk": "{who} 的 prompt 被切开:还差 {wanted} 个 token,预算只够算 {tokens} 个,剩下的以后再算。",
