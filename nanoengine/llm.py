@@ -59,6 +59,7 @@ class LLM:
             **{"vocab_size": files.config.vocab_size, "eos_token_ids": files.config.eos_token_ids} | settings
         )
         self.tokenizer = self._load_tokenizer(tokenizer, files)
+        self.tokenizer.warn_of_ids_from(files.config.vocab_size)
         if "runner" not in parts:
             parts |= {"model": files}
             if "attention_backend" in parts:
@@ -74,7 +75,8 @@ class LLM:
 
         prompts: a str, a list of token ids, a dict(prompt=…) or dict(prompt_token_ids=…), or a list
             of such. sampling_params: one for all, or a list with one a prompt.
-        Errors: ValueError for a request that can never be served; then nothing was started.
+        Errors: ValueError for a request that can never be served; then nothing was started. A request
+            of which no token can be drawn raises nothing: see RequestOutput.error.
         Ctrl-C ends the call between two steps; its requests are aborted and hold no block.
         """
         seqs = self._add_all(prompts, sampling_params, incremental=False)
@@ -216,6 +218,7 @@ class LLM:
             text=self._text(seq, ids),
             finish_reason=seq.finish_reason,
             stop_reason=seq.stop_reason,
+            error=seq.error,
             logprobs=None if seq.logprobs is None else list(seq.logprobs),
             num_cached_tokens=seq.num_cached_tokens,
             metrics={k: v for k, v in metrics.items() if v is not None} | {"preemptions": seq.num_preemptions},

@@ -214,7 +214,7 @@ class _Scripted:
         return self._answer(question, len(messages))
 
     def _answer(self, question, count):
-        yield type("Output", (), {"delta": f"answer{count}"})
+        yield type("Output", (), {"delta": f"answer{count}", "error": None})
         if question == "stop":
             raise KeyboardInterrupt
 

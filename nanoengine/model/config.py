@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ class ModelConfig:
     qk_norm: RMSNorm over each query and key head before RoPE (Qwen3). attention_bias: bias on q,
     k, v and o (some Llamas). tie_word_embeddings: the head is the embedding's transpose.
     eos_token_ids: every id that ends an answer (generation_config.json first, then config.json).
+        An id from a file that lies outside the vocabulary cannot be drawn: it is left out, with a
+        warning that names file, field and id.
     rope_scaling: None, or Llama 3's {"rope_type": "llama3", factor, low_freq_factor,
     high_freq_factor, original_max_position_embeddings}, or {"rope_type": "linear", "factor"}.
     """
@@ -62,11 +65,12 @@ class ModelConfig:
 
 
 def config_from_dict(
-    raw: dict[str, Any], *, generation: dict[str, Any] | None = None, source: str = "config.json"
-) -> ModelConfig:
+    raw: dict[str, Any], *, generation: dict[str, Any] | None = None, source: str = "config.json",
+    generation_source: str = "generation_config.json",
+) -> ModelConfig:  # fmt: skip
     """Build a ModelConfig from the parsed config.json (and generation_config.json).
 
-    Errors: ValueError naming ``source`` and the field that is missing, wrong or not supported.
+    Errors: ValueError naming the file and the field that is missing, wrong or not supported.
     """
     model_type = raw.get("model_type")
     if model_type not in ARCHITECTURES:
@@ -100,9 +104,9 @@ def config_from_dict(
         if isinstance(number, bool) or not isinstance(number, (int, float)) or number <= 0:
             raise ValueError(f"{source}: rope type {kind!r} needs {key} as a positive number, got {number!r}")
     theta = raw.get("rope_theta") or rope.get("rope_theta") or 10000.0
-    eos = (generation or {}).get("eos_token_id")
-    eos = raw.get("eos_token_id") if eos is None else eos
-    eos = () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (eos,)
+    eos = _token_ids(generation or {}, "eos_token_id", sizes["vocab_size"], generation_source)
+    eos = eos or _token_ids(raw, "eos_token_id", sizes["vocab_size"], source)
+    bos = _token_ids(raw, "bos_token_id", sizes["vocab_size"], source)
     return ModelConfig(
         architecture=ARCHITECTURES[model_type],
         hidden_size=hidden,
@@ -117,7 +121,7 @@ def config_from_dict(
         mlp_bias=bool(raw.get("mlp_bias", False)),
         qk_norm=model_type == "qwen3",
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16").removeprefix("torch."),
-        bos_token_id=raw.get("bos_token_id"),
+        bos_token_id=bos[0] if bos else None,
         eos_token_ids=eos,
         name=str(raw.get("_name_or_path", "")),
         **sizes,
@@ -133,11 +137,30 @@ def load_model_config(folder: str | Path) -> ModelConfig:
     raw = _read_json(folder / "config.json")
     generation_file = folder / "generation_config.json"
     generation = _read_json(generation_file) if generation_file.exists() else None
-    return config_from_dict(raw, generation=generation, source=str(folder / "config.json"))
+    return config_from_dict(
+        raw, generation=generation, source=str(folder / "config.json"), generation_source=str(generation_file)
+    )
 
 
 def _default_head_dim(model_type: str, hidden_size: int, num_heads: int) -> int:
     return 128 if model_type == "qwen3" else hidden_size // num_heads  # transformers' own defaults
+
+
+def _token_ids(raw: dict[str, Any], name: str, vocab_size: int, source: str) -> tuple[int, ...]:
+    """The ids of a field that holds one, several or none, without those outside the vocabulary.
+
+    Errors: ValueError for what is no integer.
+    """
+    value = raw.get(name)
+    found = [] if value is None else value if isinstance(value, (list, tuple)) else [value]
+    for token in found:
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise ValueError(f"{source}: {name} must be a token id or a list of them, got {value!r}")
+    outside = [token for token in found if not 0 <= token < vocab_size]
+    if outside:
+        text = f"{source}: {name} {', '.join(map(str, outside))} is outside the vocabulary [0, {vocab_size})"
+        warnings.warn(f"{text}: left out, the model cannot draw it", stacklevel=3)
+    return tuple(token for token in found if 0 <= token < vocab_size)
 
 
 def _positive(value: Any, name: str, source: str) -> int:

@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from nanoengine.server.output_stream import Update
 from nanoengine.tokenizer.tokenizer import Tokenizer
 
-LEAST_LOGPROB = -9999.0  # JSON has no -inf; the number is OpenAI's
+LEAST_LOGPROB = -9999.0  # the number is OpenAI's
+
+
+def _number(logprob: float) -> float:
+    """JSON has neither -inf nor NaN, and max(nan, x) is NaN."""
+    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB
 
 
 @dataclass
@@ -129,7 +134,7 @@ class ChatReplies(Replies):
     def _entry(self, token_id: int, logprob: float) -> dict:
         text, data = self._token(token_id), self.tokenizer.token_bytes(token_id)
         data = text.encode() if data is None else data
-        return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(data)}
+        return {"token": text, "logprob": _number(logprob), "bytes": list(data)}
 
 
 class CompletionReplies(Replies):
@@ -151,9 +156,9 @@ class CompletionReplies(Replies):
             tokens.append(self._token(token_id))
             offsets.append(answer.num_chars)
             answer.num_chars += len(self.tokenizer.decode([token_id], skip_special_tokens=False))
-            own.append(max(entry[token_id], LEAST_LOGPROB))
+            own.append(_number(entry[token_id]))
             likeliest = _likeliest(entry, self.num_top) + [(token_id, entry[token_id])]
-            top.append({self._token(i): max(value, LEAST_LOGPROB) for i, value in likeliest})
+            top.append({self._token(i): _number(value) for i, value in likeliest})
         if not tokens:
             return None
         return {"tokens": tokens, "token_logprobs": own, "top_logprobs": top, "text_offset": offsets}

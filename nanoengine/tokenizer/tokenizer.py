@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,20 @@ class Tokenizer:
         self.special_tokens = {k: _token_text(v) for k, v in config.items() if k.endswith("_token") and _token_text(v)}
         self.chat_template = _pick_template(config.get("chat_template"))
         self._bytes: dict[int, bytes | None] = {}
+
+    def warn_of_ids_from(self, vocab_size: int) -> None:
+        """Warn of tokens that a model of ``vocab_size`` tokens lacks: added to a tokenizer, say, and never to it."""
+        if self.vocab_size <= vocab_size:
+            return
+        beyond = {i: text for text, i in self.backend.get_vocab(with_added_tokens=True).items() if i >= vocab_size}
+        first = min(beyond)
+        begin = [i for i in self.encode("") if i >= vocab_size]
+        refused = f"every text, which begins or ends with {begin[0]}," if begin else "a prompt with one of them"
+        warnings.warn(
+            f"{self.source}: {len(beyond)} tokens have ids outside the model's vocabulary [0, {vocab_size}), the first "
+            f"is {beyond[first]!r} = {first}: {refused} is refused",
+            stacklevel=2,
+        )
 
     @property
     def bos_token(self) -> str | None:
