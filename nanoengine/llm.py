@@ -19,11 +19,12 @@ from nanoengine.loader.resolve import resolve_model
 from nanoengine.outputs import RequestOutput
 from nanoengine.prompts import conversations, params_list, prompt_list, prompt_parts
 from nanoengine.rebinding import about_to_be_replaced
+from nanoengine.runners import make_runner
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.tokenizer.detokenizer import IncrementalDetokenizer, detokenize
 from nanoengine.tokenizer.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 
-PARTS = ("scheduler", "block_manager", "runner", "sampler", "attention_backend", "observer")
+PARTS = ("engine_class", "scheduler", "block_manager", "runner", "sampler", "attention_backend", "observer")
 
 
 class LLM:
@@ -37,7 +38,7 @@ class LLM:
     tokenizer: a folder with a tokenizer.json, where the model's own is not wanted.
     settings: the fields of EngineConfig (max_model_len, max_num_seqs, block_size, policy, device, …).
         max_model_len: by default what the model was trained for.
-    parts: your own scheduler, block_manager, runner, sampler, attention_backend or observer.
+    parts: your own engine_class, scheduler, block_manager, runner, sampler, attention_backend or observer.
 
     Not thread-safe: call it from one thread at a time. A notebook line ``llm = LLM()`` that runs again
     closes the LLM that the name held before.
@@ -60,15 +61,16 @@ class LLM:
         )
         self.tokenizer = self._load_tokenizer(tokenizer, files)
         self.tokenizer.warn_of_ids_from(files.config.vocab_size)
-        if "runner" not in parts:
-            parts |= {"model": files}
-            if "attention_backend" in parts:
-                parts["attention"] = parts.pop("attention_backend")
         self.engine: LLMEngine | None = None
         replaced = about_to_be_replaced(LLM, sys._getframe(1))
         if replaced is not None:
             replaced.close()
-        self.engine = LLMEngine(self.config, **parts)
+        engine_class = parts.pop("engine_class", LLMEngine)
+        runner = parts.pop("runner", None)
+        if runner is None:
+            sampler, attention = parts.pop("sampler", None), parts.pop("attention_backend", None)
+            runner = make_runner(self.config, model=files, sampler=sampler, attention=attention)
+        self.engine = engine_class(self.config, runner, **parts)
 
     def generate(self, prompts, sampling_params=None, *, use_tqdm: bool = True) -> list[RequestOutput]:
         """Complete each prompt; outputs in the order of the prompts.

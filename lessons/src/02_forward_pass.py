@@ -492,14 +492,16 @@ class MyOps(TorchOps):
         return rope(q, positions, config.rope_theta), rope(k, positions, config.rope_theta), v
 
 # %% id="my-ops-run"
+from nanoengine.worker.model_runner import ModelRunner
+
 model = llm.engine.runner.model
 greedy = SamplingParams(temperature=0, max_tokens=16)
 prompts = [tokenizer.encode(p) for p in ("Water boils at", "The capital of France is")]
 
 def tokens_with(ops, prompts):
     before, model.ops = model.ops, ops
-    engine = LLMEngine(EngineConfig(max_model_len=512, num_blocks=32, device="cpu",
-                                    vocab_size=config.vocab_size), model=model)
+    settings = EngineConfig(max_model_len=512, num_blocks=32, device="cpu", vocab_size=config.vocab_size)
+    engine = LLMEngine(settings, ModelRunner(settings, model=model))
     seqs = [engine.add_request(ids, greedy) for ids in prompts]
     for _ in engine.run():
         pass

@@ -50,7 +50,8 @@ def common_metadata(batch: Batch, bucket: Bucket | None = None) -> dict[str, np.
     """The arrays of any PagedMetadata, by name."""
     slots, rows, queries, seq_lens = batch.slot_mapping, batch.rows, batch.query_lens, batch.context_lens
     if bucket is not None:
-        slots, rows, seq_lens = padded(slots, bucket.tokens, -1), padded(rows, bucket.rows, 0), padded(seq_lens, bucket.rows, 0)
+        slots = padded(slots, bucket.tokens, -1)
+        rows, seq_lens = padded(rows, bucket.rows, 0), padded(seq_lens, bucket.rows, 0)
         queries = padded(queries, bucket.rows, 1 if bucket.is_decode else 0)
     starts = np.zeros(len(queries) + 1, np.int64)
     np.cumsum(queries, out=starts[1:])

@@ -35,10 +35,11 @@ def draw_reference(logits, temperatures, seeds, positions) -> torch.Tensor:
     return tokens
 
 
-def draw(logits, temperatures, seeds, positions, out) -> None:
+def draw(logits, temperatures, seeds, positions, out, last_tokens=None, sample_rows=None) -> None:
     """out int64 [S]: the next token of each row, or NON_FINITE or NO_TOKEN. logits [S, vocabulary], any float type.
 
     temperatures: float [S], 0 for the likeliest token; seeds, positions: int64 [S].
+    last_tokens: int64 [rows]; if given, the token of row i is written to last_tokens[sample_rows[i]], too.
     """
     rows, vocab = logits.shape
     tiles = triton.cdiv(vocab, TILE)
@@ -46,8 +47,10 @@ def draw(logits, temperatures, seeds, positions, out) -> None:
     tokens = torch.empty(rows, tiles, dtype=torch.int64, device=logits.device)
     _best_of_tile[(rows, tiles)](logits, temperatures, seeds, positions, scores, tokens, vocab, tiles, TILE=TILE,
                                  ON_GPU=logits.device.type == "cuda", **overlapped(logits))  # fmt: skip
-    _best_of_row[(rows,)](scores, tokens, out, tiles, PAD=power_of_two(tiles), NON_FINITE=NON_FINITE,
-                          NO_TOKEN=NO_TOKEN, **overlapped(logits), num_warps=1)  # fmt: skip
+    by_row = last_tokens is not None
+    _best_of_row[(rows,)](scores, tokens, out, last_tokens if by_row else out, sample_rows if by_row else out, tiles,
+                          PAD=power_of_two(tiles), BY_ROW=by_row, NON_FINITE=NON_FINITE, NO_TOKEN=NO_TOKEN,
+                          **overlapped(logits), num_warps=1)  # fmt: skip
 
 
 @triton.jit
@@ -97,11 +100,14 @@ def _best_of_tile(logits, temperatures, seeds, positions, scores, tokens, vocab,
 
 
 @triton.jit
-def _best_of_row(scores, tokens, out, tiles, PAD: tl.constexpr, NON_FINITE: tl.constexpr, NO_TOKEN: tl.constexpr,
-                 OVERLAP: tl.constexpr):  # fmt: skip
+def _best_of_row(scores, tokens, out, last_tokens, sample_rows, tiles, PAD: tl.constexpr, BY_ROW: tl.constexpr,
+                 NON_FINITE: tl.constexpr, NO_TOKEN: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
     begin(OVERLAP)
     row, tile = tl.program_id(0), tl.arange(0, PAD)
     score = tl.load(scores + row * tiles + tile, mask=tile < tiles, other=float("-inf"))
     best, token = tl.max(score, 0), tl.load(tokens + row * tiles + tl.argmax(score, 0))
     token = tl.where(best == float("inf"), NON_FINITE, token)
-    tl.store(out + row, tl.where(best == float("-inf"), NO_TOKEN, token))
+    token = tl.where(best == float("-inf"), NO_TOKEN, token)
+    tl.store(out + row, token)
+    if BY_ROW:
+        tl.store(last_tokens + tl.load(sample_rows + row), token)

@@ -87,7 +87,7 @@ class Leader:
     """
 
     def __init__(self, config: EngineConfig, *, group: Group, ranks: Ranks, ranks_here: int, **parts):
-        self.ranks, self._sender = ranks, StepSender(config.max_num_seqs)
+        self.ranks, self._sender = ranks, StepSender()
         THREADS.share(ranks, config.device, ranks_here)
         try:
             with ranks.guard():

@@ -99,6 +99,10 @@ class Graphs:
         count = len(batch.sample_rows)
         return StepResult(self._logits[:count], self._inputs[bucket], self._tokens[:count], bucket.tokens)
 
+    def written_blocks(self, batch: Batch) -> np.ndarray | None:
+        """int64 [B], the entry of each row's block table that the step itself writes; None for none."""
+        return None
+
     def _is_mine(self, batch: Batch) -> bool:
         return True
 
@@ -165,6 +169,9 @@ class DecodeGraphs(Graphs):
 
     def _is_mine(self, batch: Batch) -> bool:
         return batch.is_decode and len(batch.sample_rows) == len(batch.seqs)
+
+    def written_blocks(self, batch: Batch) -> np.ndarray:
+        return batch.positions // self._runner.block_size  # decode_inputs takes the block from the slot
 
     def _forward(self, bucket: Bucket) -> torch.Tensor:
         from nanoengine.kernels.decode_inputs import decode_inputs

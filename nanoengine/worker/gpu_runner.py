@@ -1,4 +1,4 @@
-"""Runs batches on a GPU without ever waiting for it: the tokens are asked for later. Needs torch.
+"""Runs batches on a GPU without ever waiting for it: the tokens are asked for later.
 
 Everything a step needs travels in one copy from page-locked memory, block tables stay on the device, all but
 the largest steps replay a CUDA graph, and the newest tokens are fed to the next step where they lie.
@@ -6,22 +6,22 @@ the largest steps replay a CUDA graph, and the newest tokens are fed to the next
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
+
 import torch
 
 from nanoengine.attention.base import why_not_triton
 from nanoengine.attention.paged import PagedBackend
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
-from nanoengine.engine.sequence import Sequence
 from nanoengine.model.decoder import Attention, Decoder, DecoderLayer
 from nanoengine.model.ops import TorchOps
 from nanoengine.worker.block_tables import BlockTables
 from nanoengine.worker.cuda_graphs import record_graphs
-from nanoengine.worker.device import upload
+from nanoengine.worker.inputs import StepInputs, StepResult
 from nanoengine.worker.kv_memory import blocks_that_fit, explain_out_of_memory
-from nanoengine.worker.model_runner import ModelRunner
-from nanoengine.worker.sampler import Sampler, report_logprobs
+from nanoengine.worker.model_runner import ModelRunner, PendingTokens
+from nanoengine.worker.sampler import Sampler
 from nanoengine.worker.sampling_arrays import SamplingArrays
 
 
@@ -44,64 +44,72 @@ def adds_in_norms(model: Decoder) -> bool:
     )
 
 
-class PendingTokens:
+class GpuPendingTokens(PendingTokens):
     """A launched step: its tokens are on their way to page-locked memory, and ``landed`` says when they are there.
 
-    report: () -> logprobs of the sampling rows, computed when asked for. wait: (event) -> None, once it is there.
+    wait: (event) -> None, once it has happened.
     """
 
-    def __init__(self, batch: Batch, tokens: torch.Tensor, vocab_size: int, report=None,
-                 graph_bucket: int | None = None, wait=torch.cuda.Event.synchronize):  # fmt: skip
-        self._vocab_size = vocab_size
-        self._num_rows, self._sample_rows, self._report = len(batch.seqs), batch.sample_rows, report
-        self._wait = wait
-        self.graph_bucket, self.logprobs = graph_bucket, None
-        on_gpu = tokens.device.type == "cuda"
-        self._host = torch.empty(tokens.shape, dtype=torch.int64, pin_memory=on_gpu)
-        self._host.copy_(tokens, non_blocking=True)
-        self._landed = torch.cuda.current_stream(tokens.device).record_event() if on_gpu else None
+    def __init__(self, *arguments, wait):
+        super().__init__(*arguments)
+        on_gpu = self._tokens.device.type == "cuda"
+        self._host = torch.empty(self._tokens.shape, dtype=torch.int64, pin_memory=on_gpu)
+        self._host.copy_(self._tokens, non_blocking=True)
+        self._landed = torch.cuda.current_stream(self._tokens.device).record_event() if on_gpu else None
+        self._wait_for = wait
 
-    def result(self) -> list[list[int]]:
+    def _wait(self) -> torch.Tensor:
         if self._landed is not None:
-            self._wait(self._landed)
-        tokens = check_ids(self._host.tolist(), self._vocab_size)
-        if len(tokens) == self._num_rows:
-            results = [[token] for token in tokens]
-        else:
-            results = [[] for _ in range(self._num_rows)]
-            for row, token in zip(self._sample_rows.tolist(), tokens, strict=True):
-                results[row].append(token)
-        if self._report is not None:
-            self.logprobs = [[] for _ in range(self._num_rows)]
-            for row, entry in zip(self._sample_rows.tolist(), self._report(), strict=True):
-                self.logprobs[row].append(entry)
-        return results
+            self._wait_for(self._landed)
+        return self._host
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How the GPU runs this model with these parts; decided once, by ``choose_mode``.
+
+    paged: block tables stay on the device, and attention's metadata travel with the step's inputs.
+    graphs: steps are CUDA graphs. own_sampling: our kernel samples where temperature is all that is asked for.
+    own_decoder: logits need no float32 copy.
+    """
+
+    paged: bool
+    graphs: bool
+    own_sampling: bool
+    own_decoder: bool
+
+
+def choose_mode(config: EngineConfig, device: torch.device, model, attention, sampler, group) -> Mode:
+    """A part of your own is run as it is: where it replaces what a faster way would leave out, that way is off."""
+    paged = isinstance(attention, PagedBackend)
+    own_decoder = group is not None or not differs(model)
+    return Mode(
+        paged=paged,
+        graphs=paged and attention.supports_cuda_graphs and own_decoder and not config.enforce_eager
+        and device.type == "cuda",
+        own_sampling=paged and type(sampler) is Sampler,
+        own_decoder=own_decoder,
+    )  # fmt: skip
 
 
 class GpuRunner(ModelRunner):
     """ModelRunner with the GPU's own ways; parts of your own make it fall back to the plain ones.
 
-    overlap: steps that it likes to have in flight. Errors: RuntimeError that says how much memory is missing.
+    Errors: RuntimeError that says how much memory is missing.
     """
 
     overlap = 1
     wait = staticmethod(torch.cuda.Event.synchronize)
 
     def __init__(self, config: EngineConfig, **parts):
-        self._lines = config.max_num_seqs
         with explain_out_of_memory(config):
             super().__init__(config, **parts)
-            self._plain_sampler = type(self.sampler) is Sampler
-            self._previous = torch.zeros(self._lines + 1, dtype=torch.int64, device=self.device)  # the last is nobody's
-            self._options = SamplingArrays.of([])
             max_blocks = -(-config.max_model_len // self.block_size)
-            self.tables = BlockTables(self._lines, max_blocks, self.device) if self._paged else None
-            self.graphs, self._own_model = [], self.group is None and differs(self.model)
-            if self._paged and self.device.type == "cuda" and not config.enforce_eager and not self._own_model:
-                self.graphs = record_graphs(self, config)
+            self.tables = BlockTables(self.nobodys_row, max_blocks, self.device) if self.mode.paged else None
+            self.graphs = record_graphs(self, config) if self.mode.graphs else []
 
     def _tune(self, config: EngineConfig) -> None:
-        self._paged = isinstance(self.attention, PagedBackend)
+        self.mode = choose_mode(config, self.device, self.model, self.attention, self.sampler, self.group)
         if config.fused_kernels and (self.device.type != "cuda" or why_not_triton(self.device) is None):
             from nanoengine.kernels.ops import TritonOps
 
@@ -115,92 +123,55 @@ class GpuRunner(ModelRunner):
         from nanoengine.kernels.warm import compile_in_threads
 
         block_size = config.block_size or self.attention.default_block_size
-        more = self.attention.warm_calls(self.model, block_size) if self._paged else ()
+        more = self.attention.warm_calls(self.model, block_size) if self.mode.paged else ()
         compile_in_threads(self.model, block_size, more)
 
-    @torch.inference_mode()
-    def launch(self, batch: Batch) -> PendingTokens:
-        whole = len(batch.sample_rows) == len(batch.seqs)
-        options = self._options_of(batch.seqs if whole else [batch.seqs[row] for row in batch.sample_rows.tolist()])
-        scores, bucket, *more = self.run(batch, options)
-        if bucket is None:
-            return self._sample_eagerly(batch, options, scores, *more)
-        tokens, rows = more
-        raw = scores.to(torch.float32, copy=True) if options.logprobs else None  # the next replay writes over scores
-        if len(tokens) and not (options.plain and self._plain_sampler):  # the graph has drawn: in vain
-            tokens.copy_(self._sampled(scores.float(), options.seqs, batch.sample_positions))
-            if rows is not None:
-                self._previous.index_copy_(0, rows, tokens)
-        return PendingTokens(batch, tokens, self.vocab_size, self._report(raw, options.seqs, tokens), bucket, self.wait)
+    def pending(self, batch: Batch, tokens: torch.Tensor, report, graph_bucket: int | None) -> GpuPendingTokens:
+        return GpuPendingTokens(batch, tokens, self.vocab_size, report, graph_bucket, wait=self.wait)
 
     @torch.inference_mode()
-    def run(self, batch: Batch, options: SamplingArrays | None = None) -> tuple:
-        """(logits [S, vocabulary], graph bucket, ...): all of a step but the sampling, except what a graph draws.
-
-        After a graph the drawn tokens and their places follow (see Graphs.replay); where no graph ran the bucket is
-        None, and the sampling rows' numbers, seeds, temperatures (as bits) and positions follow, on the device.
-        options: None on a rank that does not sample.
-        """
-        options = options or SamplingArrays.none(len(batch.sample_rows))
+    def run(self, batch: Batch, sampling: SamplingArrays | None = None) -> StepResult:
+        sampling = sampling or SamplingArrays.none(len(batch.sample_rows))
         for graphs in self.graphs:
             bucket = graphs.bucket_of(batch)
             if bucket is not None:
-                scores, *drawn = graphs.replay(bucket, batch, options)
-                return scores, bucket, *drawn
-        last = np.cumsum(batch.query_lens)[batch.sample_rows] - 1
-        hidden, (last, *columns) = self._forward(
-            batch, last, batch.sample_rows, options.seeds, options.temperature_bits, batch.sample_positions
-        )
-        scores = self.model.logits if self._own_model else self.model.scores
-        return scores(hidden[last]) if len(last) else None, None, *columns
-
-    def _sample_eagerly(self, batch: Batch, options: SamplingArrays, scores, rows, seeds, temperatures, places):
-        if scores is None:
-            return PendingTokens(batch, rows, self.vocab_size, wait=self.wait)
-        raw = None
-        if options.plain and self._plain_sampler and self._paged:
-            from nanoengine.kernels.draw import draw
-
-            tokens = torch.empty_like(rows)
-            draw(scores, temperatures.view(torch.float64), seeds, places, tokens)
-        else:
-            raw = scores.to(torch.float32, copy=True) if options.logprobs else None  # a sampler may change its logits
-            tokens = self._sampled(scores.float(), options.seqs, batch.sample_positions)
-        self._previous.index_copy_(0, rows, tokens)
-        return PendingTokens(batch, tokens, self.vocab_size, self._report(raw, options.seqs, tokens), wait=self.wait)
+                self.tables.update(batch, graphs.written_blocks(batch))
+                return graphs.replay(bucket, batch, sampling)
+        attention = None
+        if self.mode.paged:
+            self.tables.update(batch)
+            attention = self.attention.build(batch)
+        inputs = StepInputs.of(batch, sampling, attention).to(self.device)
+        return StepResult(self.logits(self.forward(batch, inputs), inputs), inputs)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> torch.Tensor:
-        return self._forward(batch)[0]
+    def forward(self, batch: Batch, inputs: StepInputs) -> torch.Tensor:
+        if not self.mode.paged:
+            return super().forward(batch, inputs)
+        ids = inputs.input_ids if batch.token_rows is None else self.known_ids(inputs)
+        longest = int(batch.query_lens.max()), int(batch.context_lens.max())
+        metadata = self.attention.ready(inputs.attention, self.tables.tensor, *longest)
+        return self.model(ids, inputs.positions, self.attention, self.layer_caches, metadata)
 
-    def _forward(self, batch: Batch, *more: np.ndarray) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Hidden states [T, hidden_size], and ``more`` (int64 arrays) on the device."""
-        sources = [] if batch.in_flight is None else [batch.in_flight]
-        plan = self.attention.plan(batch, self.tables.lines(batch)) if self._paged else []
-        arrays = [batch.input_ids, batch.positions, *more, *sources, *plan]
-        ids, positions, *rest = upload(arrays, self.device)
-        more_there, rest = rest[: len(more)], rest[len(more) :]
-        if sources:
-            ids, rest = self.fed(ids, rest[0]), rest[1:]
-        if self._paged:
-            longest = int(batch.query_lens.max()), int(batch.context_lens.max())
-            metadata = self.attention.metadata(rest, self.tables.tensor, *longest)
-        else:
-            metadata = self.attention.prepare(batch, self.block_size, self.device)
-        return self.model(ids, positions, self.attention, self._layer_caches, metadata), more_there
+    def logits(self, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor | None:
+        if not self.mode.own_decoder or not len(inputs.logits_indices):
+            return super().logits(hidden, inputs)
+        return self.model.scores(hidden[inputs.logits_indices])
 
-    def _options_of(self, seqs: list[Sequence]) -> SamplingArrays:
-        if self._options.seqs != seqs:  # sequences compare by identity: cheap
-            self._options = SamplingArrays.of(seqs)
-        return self._options
+    def sample(self, result: StepResult, sampling: SamplingArrays, batch: Batch):
+        if not (sampling.plain and self.mode.own_sampling):  # if a graph has sampled, it was in vain
+            return super().sample(result, sampling, batch)
+        if result.logits is None:
+            return super().sample(result, sampling, batch)
+        if result.tokens is not None:
+            return result.tokens, None
+        from nanoengine.kernels.draw import draw
 
-    @staticmethod
-    def _report(raw: torch.Tensor | None, seqs: list[Sequence], tokens: torch.Tensor):
-        """What computes logprobs when they are asked for; the tokens are copied before a later step replaces them."""
-        if raw is None:
-            return None
-        kept = tokens.clone()
-        return lambda: report_logprobs(raw, seqs, kept)
+        inputs = result.inputs
+        tokens = torch.empty_like(inputs.sample_rows)
+        draw(result.logits, inputs.temperatures, inputs.seeds, inputs.sample_positions, tokens,
+             self.last_tokens, inputs.sample_rows)  # fmt: skip
+        return tokens, None
 
     def _blocks_that_fit(self, config: EngineConfig) -> int:
         return blocks_that_fit(self, config) if self.device.type == "cuda" else super()._blocks_that_fit(config)

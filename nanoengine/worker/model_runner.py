@@ -1,4 +1,4 @@
-"""Runs batches through the real model: arrays to tensors, forward, sample. Needs torch."""
+"""Runs batches through the real model: arrays to tensors, forward, sample."""
 
 from __future__ import annotations
 
@@ -11,35 +11,46 @@ import torch
 from nanoengine.attention import choose_backend
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
-from nanoengine.engine.protocols import ROW_ERRORS
+from nanoengine.engine.protocols import ROW_ERRORS, Pending, Runner
 from nanoengine.loader.resolve import ModelFiles, resolve_model
 from nanoengine.loader.weights import dummy_weights, read_weights
 from nanoengine.model.decoder import Decoder
 from nanoengine.worker.device import cpu_kv_bytes, pick_device, pick_dtype
+from nanoengine.worker.inputs import StepInputs, StepResult
 from nanoengine.worker.sampler import Sampler, judged, report_logprobs
+from nanoengine.worker.sampling_arrays import SamplingArrays
 
 
-class PendingTokens:
-    """A launched step; the tokens stay on the device until they are asked for."""
+class PendingTokens(Pending):
+    """A launched step; the tokens stay on the device until they are asked for.
 
-    def __init__(self, num_rows: int, sample_rows: np.ndarray, tokens: torch.Tensor, logprobs, vocab_size: int):
-        self._num_rows, self._sample_rows, self._tokens, self._logprobs = num_rows, sample_rows, tokens, logprobs
-        self._vocab_size = vocab_size
-        self.logprobs: list[list[dict[int, float]]] | None = None
+    report: () -> logprobs of the sampling rows, computed when the result is asked for; or None.
+    """
+
+    def __init__(self, batch: Batch, tokens: torch.Tensor, vocab_size: int, report=None, graph_bucket=None):
+        self._num_rows, self._sample_rows = len(batch.seqs), batch.sample_rows
+        self._tokens, self._vocab_size, self._report = tokens, vocab_size, report
+        self.graph_bucket = graph_bucket
 
     def result(self) -> list[list[int]]:
-        results: list[list[int]] = [[] for _ in range(self._num_rows)]
-        tokens = check_ids(self._tokens.tolist(), self._vocab_size)
-        for row, token in zip(self._sample_rows.tolist(), tokens, strict=True):
-            results[row].append(token)
-        if self._logprobs is not None:
-            self.logprobs = [[] for _ in range(self._num_rows)]
-            for row, entry in zip(self._sample_rows.tolist(), self._logprobs, strict=True):
-                self.logprobs[row].append(entry)
-        return results
+        tokens = check_ids(self._wait().tolist(), self._vocab_size)
+        if self._report is not None:
+            self.logprobs = self._by_row(self._report())
+        return [[token] for token in tokens] if len(tokens) == self._num_rows else self._by_row(tokens)
+
+    def _wait(self) -> torch.Tensor:
+        """The tokens, int64 [S], once they are there."""
+        return self._tokens
+
+    def _by_row(self, values: list) -> list[list]:
+        """A list for each row of the batch: its value if it samples, nothing if it does not."""
+        rows: list[list] = [[] for _ in range(self._num_rows)]
+        for row, value in zip(self._sample_rows.tolist(), values, strict=True):
+            rows[row].append(value)
+        return rows
 
 
-class ModelRunner:
+class ModelRunner(Runner):
     """model: a name, folder or file (see loader.resolve), its ModelFiles, or a Decoder with its weights.
 
     sampler, attention: objects that replace the package's own (engine.protocols.Sampler,
@@ -80,53 +91,81 @@ class ModelRunner:
             self.num_blocks = group.smallest(self.num_blocks)
         shape = (m.num_hidden_layers, 2, self.num_blocks, self.block_size, m.num_key_value_heads, m.head_dim)
         self.kv_cache = zeros(shape, self.dtype, self.device)
-        self._layer_caches = list(self.kv_cache)
-        self._previous: torch.Tensor | None = None  # by row, the tokens that the last launch sampled
+        self.layer_caches = list(self.kv_cache)
+        self.nobodys_row = 2 * config.max_num_seqs  # behind the request rows (engine.rows)
+        self.last_tokens = torch.zeros(self.nobodys_row + 1, dtype=torch.int64, device=self.device)
+        self._sampling = SamplingArrays.of([])
 
     def _tune(self, config: EngineConfig) -> None:
         """What a device wants changed before memory is measured: nothing here."""
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> PendingTokens:
-        logits = self.run(batch)
-        seqs = [batch.seqs[row] for row in batch.sample_rows.tolist()]
-        wants = any(seq.params.logprobs is not None for seq in seqs)
-        raw = logits.clone() if wants else None
-        tokens = self._sampled(logits, seqs, batch.sample_positions) if seqs else logits.new_empty(0, dtype=torch.int64)
-        logprobs = report_logprobs(raw, seqs, tokens) if wants else None
-        self._previous[torch.from_numpy(batch.sample_rows).to(self.device)] = tokens
-        return PendingTokens(len(batch.seqs), batch.sample_rows, tokens, logprobs, self.vocab_size)
+    def launch(self, batch: Batch) -> Pending:
+        sampling = self.sampling_of(batch)
+        result = self.run(batch, sampling)
+        tokens, report = self.sample(result, sampling, batch)
+        return self.pending(batch, tokens, report, result.graph_bucket)
+
+    def pending(self, batch: Batch, tokens: torch.Tensor, report, graph_bucket: int | None) -> Pending:
+        return PendingTokens(batch, tokens, self.vocab_size, report, graph_bucket)
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> torch.Tensor:
-        """Logits, float32 [S, vocabulary], of the rows that sample: all of a step but the sampling."""
-        hidden = self.forward(batch)
-        rows = torch.from_numpy(np.cumsum(batch.query_lens)[batch.sample_rows] - 1).to(self.device)
-        self._previous = torch.zeros(len(batch.seqs), dtype=torch.int64, device=self.device)
-        return self.model.logits(hidden[rows])
+    def run(self, batch: Batch, sampling: SamplingArrays | None = None) -> StepResult:
+        """All of a step but the sampling. sampling: None on a rank that does not sample."""
+        inputs = StepInputs.of(batch, sampling or SamplingArrays.none(len(batch.sample_rows))).to(self.device)
+        hidden = self.forward(batch, inputs)
+        return StepResult(self.logits(hidden, inputs), inputs)
+
+    def logits(self, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor | None:
+        """[S, vocabulary] of the rows that sample, None if none does."""
+        return self.model.logits(hidden[inputs.logits_indices]) if len(inputs.logits_indices) else None
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Batch, inputs: StepInputs) -> torch.Tensor:
         """Hidden states [T, hidden_size] of the batch's tokens; their KV is in the cache afterwards."""
-        ids = torch.from_numpy(batch.input_ids).to(self.device)
-        if batch.in_flight is not None:
-            ids = self.fed(ids, torch.from_numpy(batch.in_flight).to(self.device))
-        positions = torch.from_numpy(batch.positions).to(self.device)
+        ids = inputs.input_ids if batch.token_rows is None else self.known_ids(inputs)
         metadata = self.attention.prepare(batch, self.block_size, self.device)
-        return self.model(ids, positions, self.attention, self._layer_caches, metadata)
+        return self.model(ids, inputs.positions, self.attention, self.layer_caches, metadata)
 
-    def fed(self, ids: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
-        """int64 [T]: ids, with those in their place that are still in flight (sources: see Batch.in_flight).
+    def known_ids(self, inputs: StepInputs) -> torch.Tensor:
+        """int64 [T]: input ids, with the last tokens of their rows where the host does not know them.
 
         A row that got no token, or one that does not exist, is fed some id that does: reading beyond the embedding
         would end every request on a GPU, and the row is thrown away when the host hears of it.
         """
-        newest = self.newest().clamp(0, self.vocab_size - 1)
-        return torch.where(sources >= 0, newest[sources.clamp(min=0)], ids)
+        last = self.shared_last_tokens().clamp(0, self.vocab_size - 1)
+        return torch.where(inputs.token_rows >= 0, last[inputs.token_rows.clamp(min=0)], inputs.input_ids)
 
-    def newest(self) -> torch.Tensor:
-        """By row of the last launch, the token that it sampled; on every rank."""
-        return self._previous if self.group is None else self.group.share(self._previous)
+    def shared_last_tokens(self) -> torch.Tensor:
+        """By request row, the last token that was sampled; on every rank."""
+        return self.last_tokens if self.group is None else self.group.share(self.last_tokens)
+
+    def sampling_of(self, batch: Batch) -> SamplingArrays:
+        """What the sampling rows ask for; made anew only when the rows change."""
+        seqs = batch.seqs
+        if len(batch.sample_rows) < len(seqs):
+            seqs = [seqs[row] for row in batch.sample_rows.tolist()]
+        if self._sampling.seqs != seqs:  # sequences compare by identity: cheap
+            self._sampling = SamplingArrays.of(seqs)
+        return self._sampling
+
+    def sample(self, result: StepResult, sampling: SamplingArrays, batch: Batch):
+        """(tokens [S], what computes their logprobs or None); the tokens become the last ones of their rows."""
+        if result.logits is None:
+            return torch.empty(0, dtype=torch.int64, device=self.device), None
+        # the sampler may change its logits, and the next replay of a graph writes over them
+        raw = result.logits.to(torch.float32, copy=True) if sampling.logprobs else None
+        tokens = self._sampled(result.logits.float(), sampling.seqs, batch.sample_positions)
+        self.last_tokens.index_copy_(0, result.inputs.sample_rows[: len(tokens)], tokens)  # a graph's are padded
+        return tokens, self.report(raw, sampling, tokens)
+
+    @staticmethod
+    def report(raw: torch.Tensor | None, sampling: SamplingArrays, tokens: torch.Tensor):
+        """What computes logprobs when they are asked for; the tokens are copied before a later step replaces them."""
+        if raw is None:
+            return None
+        kept = tokens.clone()
+        return lambda: report_logprobs(raw, sampling.seqs, kept)
 
     def _sampled(self, logits: torch.Tensor, seqs, positions: np.ndarray) -> torch.Tensor:
         """The sampler's int64 token ids [S]; RuntimeError if a sampler of your own brings something else.
@@ -153,19 +192,10 @@ class ModelRunner:
 
     def close(self) -> None:
         """Give weights and KV memory back."""
-        self.model = self.kv_cache = self._layer_caches = self._previous = None
+        self.model = self.kv_cache = self.layer_caches = self.last_tokens = None
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def make_runner(config: EngineConfig, **parts) -> ModelRunner:
-    """The runner for the config's device; for several ranks the first one's, which leads the others."""
-    if config.tensor_parallel_size > 1:
-        from nanoengine.parallel.launch import make_leader
-
-        return make_leader(config, **parts)
-    return runner_type(config.device)(config, **parts)
 
 
 def runner_type(device: str) -> type[ModelRunner]:

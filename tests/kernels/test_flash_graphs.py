@@ -70,7 +70,7 @@ def test_tokens_are_those_of_the_plain_runner(seed, limits, monkeypatch):
     requests = requests_of(draw)
     wanted = outputs(ModelRunner(config, model=decoder(shape)), config, requests)
     runner = GpuRunner(config, model=decoder(shape), attention=FlashAttention())
-    for cache in runner._layer_caches:
+    for cache in runner.layer_caches:
         cache.fill_(torch.nan)
     replays = give_graphs(runner, config)
     assert outputs(runner, config, requests) == wanted, (config, requests)

@@ -168,38 +168,32 @@ def test_layers_of_your_own_get_no_parts():
         assert outputs(ours, config, params) == wanted
 
 
-class Step:
-    """The part of a batch that BlockTables reads."""
-
-    def __init__(self, *tables):
-        self.block_tables, self.seqs = list(tables), list(tables)
-
-
-def test_block_tables_follow_growth_restart_and_eviction():
+def test_block_tables_follow_growth_and_a_row_that_changes_hands():
     import torch
 
+    from nanoengine.engine.batch import build_batch
+    from nanoengine.engine.sequence import Sequence
     from nanoengine.worker.block_tables import BlockTables
 
-    tables, sent = BlockTables(2, 4, torch.device("cpu")), []
-    send = tables._send
-    tables._send = lambda changes: (sent.append(changes), send(changes))
-    a, b, c = [7, 8], [1], [5, 6, 3]
+    tables, written = BlockTables(4, 4, torch.device("cpu")), []
+    write = tables._write
+    tables._write = lambda updates: (written.append(updates), write(updates))
+    a, b = (Sequence(i, [1] * 9, SamplingParams(), 20) for i in range(2))
+    a.row, b.row, a.block_table, b.block_table = 3, 0, [7, 8], [1, 2]
 
-    def shown(*rows, **how):
-        lines = tables.lines(Step(*rows), **how)
-        return [tables.tensor[line, : len(row)].tolist() for line, row in zip(lines.tolist(), rows, strict=True)]
+    def shown(*seqs, new, **how):
+        for seq in seqs:
+            seq.num_scheduled_tokens = 1
+        tables.update(build_batch(list(seqs), 4, new), **how)
+        return [tables.tensor[seq.row, : len(seq.block_table)].tolist() for seq in seqs]
 
-    assert shown(a, b) == [a, b]
-    assert shown(b, a) == [b, a] and len(sent) == 1
-    a.append(9)
-    shown(a, b, newest_follows=np.array([2, 0]))
-    assert len(sent) == 1  # the step writes the 9 itself
-    tables.tensor[tables._line_of[id(a)], 2] = 9
-    assert shown(c, a) == [c, a]  # b is evicted
-    assert shown(b, a) == [b, a]  # and comes back whole, in place of c
-    restarted = [2, 2]
-    assert shown(restarted, b) == [restarted, b]
-    a.append(4)
-    assert shown(a, restarted, newest_follows=np.array([3, 1])) == [a, restarted]
-    restarted.append(3)  # reserved, while the new token still lies in the block before: the step does not write it
-    assert shown(a, restarted, newest_follows=np.array([3, 1])) == [a, restarted]
+    assert shown(a, b, new=[True, True]) == [[7, 8], [1, 2]]
+    assert shown(b, a, new=[False, False]) == [[1, 2], [7, 8]] and len(written) == 1
+    a.block_table.append(9)
+    shown(a, b, new=[False, False], written_by_step=np.array([2, 0]))
+    assert len(written) == 1  # the step writes the 9 itself
+    tables.tensor[3, 2] = 9
+    a.block_table = [5]  # another sequence has the row, or a restarted one: it shares nothing with the old table
+    assert shown(a, new=[True]) == [[5]]
+    a.block_table.append(6)
+    assert shown(a, new=[False]) == [[5, 6]]

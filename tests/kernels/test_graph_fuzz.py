@@ -83,7 +83,7 @@ def check(shape, settings, requests, seed) -> None:
     group = shape.num_attention_heads // shape.num_key_value_heads
     attention = TritonAttention(group, shape.num_key_value_heads)
     runner = GpuRunner(config, model=decoder(shape), attention=attention)
-    for cache in runner._layer_caches:  # what a block held before must not matter
+    for cache in runner.layer_caches:  # what a block held before must not matter
         cache.fill_(torch.nan)
     replays = give_graphs(runner, config)
     assert outputs(runner, config, requests) == wanted, (seed, shape, settings, requests)

@@ -10,21 +10,36 @@ from nanoengine.engine.batch import Batch
 from tests.kernels.test_gpu_runner import one_layer
 
 
+NONE = np.empty(0, np.int64)
+EMPTY = Batch([], NONE, NONE, NONE, NONE, NONE, [], NONE, NONE, NONE, NONE.astype(bool))
+
+
+def ragged(queries, contexts, slots=None) -> Batch:
+    """A batch of rows 0..B-1 that all sample."""
+    rows, tokens = np.arange(len(queries)), np.arange(queries.sum()) if slots is None else slots
+    return Batch(list(rows), tokens, tokens, tokens, queries, contexts, [[i] for i in rows], rows, contexts + 1, rows,
+                 np.ones(len(rows), bool))  # fmt: skip
+
+
+def sizes_of(metadata) -> list[int]:
+    names = ("slot_mapping", "rows", "query_start_loc", "query_lens", "seq_lens", "kv_splits", "split_rows", "query_tiles")
+    return [getattr(metadata, name).size for name in names]
+
+
 def test_padding_of_a_decode_batch_reads_and_writes_nothing():
+    from nanoengine.attention.paged import Bucket
     from nanoengine.attention.triton_attention import TritonAttention, spare_pieces
 
     one = np.ones(2, np.int64)
-    batch = Batch([0, 1], one, one, one * 33, one, one * 50, [[0], [1]], np.arange(2), one)
-    full, empty = TritonAttention(2).plan(batch, one, 4), TritonAttention(2).plan(
-        Batch([], *[np.empty(0, np.int64)] * 5, [], *[np.empty(0, np.int64)] * 2), np.empty(0, np.int64), 4
-    )
-    sizes = [4, 4, 4, 4, 4, 4 * (4 + spare_pieces(4, 8)), 3 * spare_pieces(4, 8), 0]
-    assert [len(x) for x in full] == [len(x) for x in empty] == sizes
-    slots, _, starts, queries, contexts, work, *_ = full
-    assert (slots.tolist(), starts.tolist()) == ([33, 33, -1, -1], [0, 1, 2, 3])
-    assert (queries.tolist(), contexts.tolist()) == ([1, 1, 1, 1], [50, 50, 0, 0])
-    assert set(work.reshape(4, -1)[0].tolist()) == {0, 1, -1}
-    assert (empty[5] == -1).all()
+    bucket = Bucket(4, 4, is_decode=True)
+    full = TritonAttention(2).build(ragged(one, one * 50, one * 33), bucket)
+    empty = TritonAttention(2).build(EMPTY, bucket)
+    sizes = [4, 4, 5, 4, 4, 4 * (4 + spare_pieces(4, 8)), 3 * spare_pieces(4, 8), 0]
+    assert sizes_of(full) == sizes_of(empty) == sizes
+    assert (full.slot_mapping.tolist(), full.query_start_loc.tolist()) == ([33, 33, -1, -1], [0, 1, 2, 3, 4])
+    assert (full.query_lens.tolist(), full.seq_lens.tolist()) == ([1, 1, 1, 1], [50, 50, 0, 0])
+    assert set(full.kv_splits[0].tolist()) == {0, 1, -1}
+    assert (empty.kv_splits == -1).all()
 
 
 def test_buckets_end_at_the_largest_batch():
@@ -65,7 +80,8 @@ def test_no_graph_is_larger_than_the_largest_step():
         runner = GpuRunner(config, model=one_layer(True), attention=TritonAttention(2, 2))
         with patch.object(Graphs, "record", lambda graphs, *before: ()):
             decode, mixed = record_graphs(runner, config)
-        assert mixed.sizes[-1] == min(4096, largest) and decode.sizes[-1] == min(sizes[:2])
+        assert mixed.buckets[-1].tokens == min(4096, largest)
+        assert decode.buckets[-1].tokens == min(sizes[:2])
 
 
 def test_which_graph_a_step_gets():
@@ -81,8 +97,9 @@ def test_which_graph_a_step_gets():
     def buckets(queries, sampling):
         queries, tokens = np.array(queries), np.zeros(sum(queries), np.int64)
         rows = np.arange(sampling)
-        batch = Batch([None] * len(queries), tokens, tokens, tokens, queries, queries, [], rows, rows)
-        return [graphs.bucket_of(batch) for graphs in runner.graphs]
+        batch = Batch([None] * len(queries), tokens, tokens, tokens, queries, queries, [], rows, rows, rows, rows)
+        buckets = [graphs.bucket_of(batch) for graphs in runner.graphs]
+        return [bucket and bucket.tokens for bucket in buckets]
 
     assert buckets([1] * 3, 3) == [4, 32]
     assert buckets([1] * 300, 300) == [300, None]  # a mixed step has 256 rows at most
@@ -95,22 +112,20 @@ def test_which_graph_a_step_gets():
 
 
 def test_padding_of_a_mixed_batch_reads_and_writes_nothing():
+    from nanoengine.attention.paged import Bucket
     from nanoengine.attention.triton_attention import TritonAttention, spare_pieces
 
-    queries, contexts, one = np.array([3, 1, 70]), np.array([3, 50, 90]), np.ones(3, np.int64)
-    tokens = np.arange(74)
-    batch = Batch([0, 1, 2], tokens, tokens, tokens, queries, contexts, [[0], [1], [2]], np.arange(3), one)
-    none = np.empty(0, np.int64)
-    empty = Batch([], none, none, none, none, none, [], none, none)
-    plans = [TritonAttention(2).plan(batch, one, 5, 128), TritonAttention(2).plan(empty, none, 5, 128)]
-    sizes = [128, 5, 5, 5, 5, 4 * (5 + spare_pieces(5, 8)), 3 * spare_pieces(5, 8), 2 * (128 // 64 + 5)]
-    assert [[len(x) for x in plan] for plan in plans] == [sizes, sizes]
-    slots, _, starts, _, seen, work, _, tiles = plans[0]
-    assert (slots[:74] == tokens).all() and (slots[74:] == -1).all()
-    assert (starts.tolist(), seen.tolist()) == ([0, 3, 4, 0, 0], [3, 50, 90, 0, 0])
-    assert set(work.reshape(4, -1)[0].tolist()) == {1, -1}
-    assert tiles.reshape(2, -1)[:, :3].tolist() == [[2, 2, 0], [64, 0, 0]] and (tiles.reshape(2, -1)[0, 3:] == -1).all()
-    assert (plans[1][5] == -1).all() and (plans[1][7] == -1).all()
+    full = TritonAttention(2).build(ragged(np.array([3, 1, 70]), np.array([3, 50, 90])), Bucket(128, 5))
+    empty = TritonAttention(2).build(EMPTY, Bucket(128, 5))
+    sizes = [128, 5, 6, 5, 5, 4 * (5 + spare_pieces(5, 8)), 3 * spare_pieces(5, 8), 2 * (128 // 64 + 5)]
+    assert sizes_of(full) == sizes_of(empty) == sizes
+    assert (full.slot_mapping[:74] == np.arange(74)).all() and (full.slot_mapping[74:] == -1).all()
+    assert full.query_start_loc.tolist() == [0, 3, 4, 74, 74, 74] and full.query_lens.tolist() == [3, 1, 70, 0, 0]
+    assert full.seq_lens.tolist() == [3, 50, 90, 0, 0]
+    assert set(full.kv_splits[0].tolist()) == {1, -1}
+    tiles = full.query_tiles
+    assert tiles[:, :3].tolist() == [[2, 2, 0], [64, 0, 0]] and (tiles[0, 3:] == -1).all()
+    assert (empty.kv_splits == -1).all() and (empty.query_tiles == -1).all()
 
 
 def test_a_step_of_prompts_alone_or_decoding_rows_alone_launches_one_kernel():
@@ -119,11 +134,9 @@ def test_a_step_of_prompts_alone_or_decoding_rows_alone_launches_one_kernel():
 
     one = np.ones(2, np.int64)
     for queries, pieces, tiles in ((one * 5, 0, 2), (one, 2, 0), (np.array([5, 1]), 1, 1)):
-        tokens = np.arange(queries.sum())
-        batch = Batch([0, 1], tokens, tokens, tokens, queries, queries * 2, [[0], [1]], np.arange(2), one)
-        plan = TritonAttention(2).plan(batch, one)
-        assert ((plan[5].reshape(4, -1)[0] >= 0).sum(), len(plan[7]) // 2) == (pieces, tiles)
-        assert bool(len(plan[5])) == bool(pieces)
+        built = TritonAttention(2).build(ragged(queries, queries * 2))
+        assert ((built.kv_splits[0] >= 0).sum(), built.query_tiles.shape[1]) == (pieces, tiles)
+        assert bool(built.kv_splits.size) == bool(pieces)
 
 
 @pytest.mark.parametrize("seed", range(20))

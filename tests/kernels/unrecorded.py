@@ -9,7 +9,7 @@ from nanoengine.worker.cuda_graphs import Graphs, record_graphs
 
 
 def _run_each_time(graphs, *before) -> tuple:
-    for bucket in reversed(graphs.sizes):
+    for bucket in reversed(graphs.buckets):
         with torch.inference_mode():
             graphs._pad(bucket)
             graphs._step(bucket)
@@ -26,7 +26,7 @@ def give_graphs(runner, config) -> list[tuple[str, int]]:
         kind, replay = type(graphs).__name__, graphs.replay
 
         def noted(bucket, *rest, kind=kind, replay=replay):
-            seen.append((kind, bucket))
+            seen.append((kind, bucket.tokens))
             return replay(bucket, *rest)
 
         graphs.replay = noted

@@ -11,9 +11,9 @@ import torch
 
 from nanoengine import LLM, EngineConfig, LLMEngine, SamplingParams
 from nanoengine.engine.protocols import NO_TOKEN
+from nanoengine.loader.weights import dummy_weights
 from nanoengine.model.config import NAMED_CONFIGS
 from nanoengine.model.decoder import Decoder
-from nanoengine.loader.weights import dummy_weights
 from tests.model.test_sampler import sample, sequence
 
 NAN, INF = float("nan"), float("inf")
@@ -140,7 +140,7 @@ class WithLogits(Decoder):
 def made(model, sampler=None, **settings):
     sizes = dict(vocab_size=1024, max_model_len=256, num_blocks=20, eos_token_ids=(2,))
     config = EngineConfig(device="cpu", **sizes, **settings)
-    return LLMEngine(config, model=model, sampler=sampler)
+    return LLMEngine(config, make_runner(config, model=model, sampler=sampler))
 
 
 @pytest.mark.parametrize("overlap", [0, 1])

@@ -86,7 +86,7 @@ def feed(model, texts: list[list[int]], prompts: list[int], rounds: int = 1, **s
     """Run the texts through an engine, ``rounds`` times one after the other."""
     teacher = Teacher(texts)
     settings = {"max_model_len": 600, "vocab_size": model.config.vocab_size, "device": "cpu"} | settings
-    engine = LLMEngine(EngineConfig(**settings), model=model, sampler=teacher)
+    engine = LLMEngine(config := EngineConfig(**settings), make_runner(config, model=model, sampler=teacher))
     for _ in range(rounds):
         for text, prompt in zip(texts, prompts, strict=True):
             engine.add_request(text[:prompt], SamplingParams(max_tokens=len(text) - prompt))

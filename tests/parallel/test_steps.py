@@ -29,7 +29,7 @@ class Sending(SlotRunner):
 
     def __init__(self, *sizes, max_num_seqs):
         super().__init__(*sizes)
-        self.sender, self.receiver = StepSender(max_num_seqs), StepReceiver()
+        self.sender, self.receiver = StepSender(), StepReceiver()
 
     def launch(self, batch):
         assert_same(self.receiver.unpack(pickle.loads(pickle.dumps(self.sender.pack(batch)))), batch)
@@ -59,7 +59,7 @@ def test_a_decode_step_sends_no_more_for_long_contexts():
     for seq in seqs:
         seq.block_table = list(range(313))
         seq.num_computed_tokens, seq.num_scheduled_tokens = 4999, 1
-    sender, receiver, sizes, tables = StepSender(8), StepReceiver(), [], set()
+    sender, receiver, sizes, tables = StepSender(), StepReceiver(), [], set()
     for _ in range(40):
         data = pickle.dumps(sender.pack(build_batch(seqs, 16)))
         sizes.append(len(data))
@@ -81,10 +81,10 @@ def test_64_sequences_of_4096_tokens():
 
     def talk(group):
         if group.rank == 0:
-            return group.send(StepSender(64).pack(batch))
+            return group.send(StepSender().pack(batch))
         return StepReceiver().unpack(group.receive())
 
     _, *found = on_ranks(3, talk)
-    assert len(pickle.dumps(StepSender(64).pack(batch))) > 2**22
+    assert len(pickle.dumps(StepSender().pack(batch))) > 2**22
     for other in found:
         assert_same(other, batch)
