@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from nanoengine import language
 from nanoengine.course import lesson as module
 from nanoengine.course.lesson import LessonNotReady, current_lang, lesson
 
@@ -13,7 +14,7 @@ from nanoengine.course.lesson import LessonNotReady, current_lang, lesson
 @pytest.fixture(autouse=True)
 def _language_back():
     yield
-    module._current = "en"
+    language.current = "en"
 
 
 def test_it_prints_one_line_in_the_language_asked_for(capsys):

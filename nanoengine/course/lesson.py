@@ -14,6 +14,7 @@ import sys
 from dataclasses import dataclass
 
 import nanoengine
+from nanoengine import language
 from nanoengine.course.typography import printed
 
 LANGS = ("en", "zh")
@@ -49,7 +50,6 @@ _TEXT = printed(
 
 # The one piece of module state in the package: a notebook is one reader in one language, and passing the language
 # to every picture would put an argument into each cell that says nothing about engines.
-_current = "en"
 
 
 class LessonNotReady(RuntimeError):
@@ -74,7 +74,7 @@ class Lesson:
 
 def current_lang() -> str:
     """The language of the lesson that is open in this kernel, ``"en"`` before any was opened."""
-    return _current
+    return language.current
 
 
 def lesson(no: str, *, lang: str = "en", torch: bool = True) -> Lesson:
@@ -89,7 +89,6 @@ def lesson(no: str, *, lang: str = "en", torch: bool = True) -> Lesson:
         ValueError: there is no such lesson or language.
         LessonNotReady: Python is too old or a package is missing.
     """
-    global _current
     if no not in NUMBERS:
         raise ValueError(f"lesson {no!r} does not exist; lessons are {NUMBERS[0]!r} to {NUMBERS[-1]!r}")
     if lang not in LANGS:
@@ -99,7 +98,7 @@ def lesson(no: str, *, lang: str = "en", torch: bool = True) -> Lesson:
     _check_python(no, text)
     _check_packages(no, text, with_torch)
     device = _device() if with_torch else None
-    _current = lang
+    language.current = lang
     found = Lesson(no, lang, device, _line(no, text, device))
     print(found.line)
     return found

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Steps
 from dataclasses import dataclass
 from html import escape
 
+import nanoengine.language as spoken
 from nanoengine.viz.explain import describe, explain
 from nanoengine.viz.picture import PANES, WIDTH, check_panes, render
 from nanoengine.viz.state import History, State
@@ -21,12 +22,8 @@ _ORDER = ("preempt", "hit", "finish", "abort")
 
 
 def language() -> str:
-    """The language of the lesson that is open: "en" where none is, or where the course is not installed."""
-    try:
-        from nanoengine.course.lesson import current_lang
-    except ImportError:
-        return "en"
-    return current_lang()
+    """The language of the lesson that is open, "en" where none is."""
+    return spoken.current
 
 
 def image(svg: str, alt: str) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nanoengine.course import lesson as lesson_module
+from nanoengine import language
 
 
 @pytest.fixture(autouse=True)
@@ -10,4 +10,4 @@ def progress_file(tmp_path, monkeypatch):
     path = tmp_path / "progress.json"
     monkeypatch.setenv("NANOENGINE_PROGRESS", str(path))
     yield path
-    lesson_module._current = "en"
+    language.current = "en"

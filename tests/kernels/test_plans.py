@@ -9,7 +9,6 @@ from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
 from tests.kernels.test_gpu_runner import one_layer
 
-
 NONE = np.empty(0, np.int64)
 EMPTY = Batch([], NONE, NONE, NONE, NONE, NONE, [], NONE, NONE, NONE, NONE.astype(bool))
 

@@ -1,6 +1,5 @@
 """The player without a browser: what its widgets hold after each action. tests/browser drives it in JupyterLab."""
 
-import importlib
 import re
 
 import pytest
@@ -137,10 +136,9 @@ def test_it_shows_both_outputs_when_it_is_a_cells_value(eventful, monkeypatch):
 
 
 def test_without_a_language_it_speaks_the_lessons(eventful, monkeypatch):
-    lesson = importlib.import_module("nanoengine.course.lesson")
-    monkeypatch.setattr(lesson, "_current", "zh")
+    monkeypatch.setattr("nanoengine.language.current", "zh")
     assert player(eventful).lang == "zh"
-    monkeypatch.setattr(lesson, "_current", "en")
+    monkeypatch.setattr("nanoengine.language.current", "en")
     assert player(eventful).lang == "en"
 
 
