@@ -14,6 +14,7 @@ from nanoengine.engine.protocols import NO_TOKEN
 from nanoengine.loader.weights import dummy_weights
 from nanoengine.model.config import NAMED_CONFIGS
 from nanoengine.model.decoder import Decoder
+from nanoengine.runners import make_runner
 from tests.model.test_sampler import sample, sequence
 
 NAN, INF = float("nan"), float("inf")

@@ -26,6 +26,7 @@ from nanoengine import EngineConfig, LLMEngine, SamplingParams
 from nanoengine.loader.weights import dummy_weights
 from nanoengine.model.config import NAMED_CONFIGS, ModelConfig
 from nanoengine.model.decoder import Decoder
+from nanoengine.runners import make_runner
 from nanoengine.tokenizer.tokenizer import load_tokenizer
 from nanoengine.worker.model_runner import load_decoder
 

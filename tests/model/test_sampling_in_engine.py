@@ -12,6 +12,7 @@ from nanoengine.engine.sequence import Sequence
 from nanoengine.loader.weights import dummy_weights
 from nanoengine.model.config import NAMED_CONFIGS
 from nanoengine.model.decoder import Decoder
+from nanoengine.runners import make_runner
 from nanoengine.worker.sampler import report_logprobs
 
 VOCAB = 1024
