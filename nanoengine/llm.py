@@ -37,6 +37,7 @@ class LLM:
     tokenizer: a folder with a tokenizer.json, where the model's own is not wanted.
     settings: the fields of EngineConfig (max_model_len, max_num_seqs, block_size, policy, device, …).
         max_model_len: by default what the model was trained for.
+    Of the model's generation_config.json the end tokens count; its sampling values do not (see SamplingParams).
     parts: your own scheduler, block_manager, runner, sampler, attention_backend or observer.
 
     Not thread-safe: call it from one thread at a time. A notebook line ``llm = LLM()`` that runs again

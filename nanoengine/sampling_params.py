@@ -12,7 +12,8 @@ SEED_LIMIT = 2**63
 
 @dataclass(slots=True, frozen=True)
 class SamplingParams:
-    """How to choose the next token, and when to stop.
+    """How to choose the next token, and when to stop. The defaults are these whatever the model: the sampling values
+    of a model's generation_config.json are not used (loading says which they are).
 
     temperature: 0 is greedy (top_k, top_p and min_p then change nothing); must be >= 0.
     top_k: keep the k most likely tokens; 0 or -1 keeps all. top_p: keep the smallest set whose

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from nanoengine.model.chat import render_chat
+from nanoengine.model.fields import read_json
 
 _DUMMY_TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -126,12 +127,12 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     config_file, template_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     config: dict[str, Any] = {}
     if config_file.exists():
-        try:
-            config = json.loads(config_file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{config_file} is not valid JSON: {error}") from None
+        config = read_json(config_file)
     if template_file.exists():  # newer exports keep it apart, and then it counts
-        config["chat_template"] = template_file.read_text(encoding="utf-8")
+        try:
+            config["chat_template"] = template_file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{template_file} is damaged: it is not UTF-8 ({error})") from None
     return Tokenizer(backend, config, source=str(folder))
 
 
