@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from nanoengine.model.chat import render_chat
 from nanoengine.model.fields import read_json
+from nanoengine.model.token_parts import bytes_or_text
 
 _DUMMY_TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -31,6 +33,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 _CHAR_TO_BYTE = byte_alphabet()
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's, for what it has no piece for
 
 
 class Tokenizer:
@@ -53,7 +56,9 @@ class Tokenizer:
         self.is_byte_level = decoder is not None and _only_byte_level(json.loads(decoder.__getstate__()))
         self.special_tokens = {k: _token_text(v) for k, v in config.items() if k.endswith("_token") and _token_text(v)}
         self.chat_template = _pick_template(config.get("chat_template"))
+        self._has_byte_tokens = decoder is not None and '"ByteFallback"' in decoder.__getstate__().decode()
         self._bytes: dict[int, bytes | None] = {}
+        self._texts: dict[int, str] = {}
 
     @property
     def bos_token(self) -> str | None:
@@ -81,13 +86,41 @@ class Tokenizer:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """The bytes one id stands for; None if the id has no token or the vocabulary is not byte-level."""
+        """The bytes one id stands for: of a byte-level vocabulary any token's, else that of a byte token (<0xE4>).
+
+        None if the id has no token, or what it stands for depends on its neighbours.
+        """
         try:
             return self._bytes[token_id]
         except KeyError:
-            token = self.backend.id_to_token(token_id) if self.is_byte_level and token_id >= 0 else None
-            value = self._bytes[token_id] = None if token is None else _to_bytes(token)
+            value = self._bytes[token_id] = self._find_bytes(token_id)
             return value
+
+    def _find_bytes(self, token_id: int) -> bytes | None:
+        if token_id < 0 or not (self.is_byte_level or self._has_byte_tokens):
+            return None
+        token = self.backend.id_to_token(token_id)
+        if token is None:
+            return None
+        if self.is_byte_level:
+            return _to_bytes(token)
+        match = _BYTE_TOKEN.fullmatch(token)
+        return bytes([int(match[1], 16)]) if match else None
+
+    def token_text(self, token_id: int) -> str:
+        """What one id adds in the middle of a text, its leading blank included; ``bytes:\\xe4`` for a piece of a
+        character; nothing for an id without a token."""
+        try:
+            return self._texts[token_id]
+        except KeyError:
+            data = self.token_bytes(token_id)
+            if data is None:  # after itself it is in the middle of a text
+                once, twice = (self.decode([token_id] * n, skip_special_tokens=False) for n in (1, 2))
+                text = twice.removeprefix(once)
+            else:
+                text = bytes_or_text(data)
+            self._texts[token_id] = text
+            return text
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any

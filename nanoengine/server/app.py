@@ -118,7 +118,7 @@ class Service:
         usage = body.stream_options is not None and body.stream_options.include_usage
         generation = await self.add(requests)
         made = replies(self.settings.model_name, self.tokenizer, num_choices=len(requests), include_usage=usage,
-                       num_top=num_top)  # fmt: skip
+                       num_top=num_top, skip_special_tokens=requests[0].params.skip_special_tokens)  # fmt: skip
         if body.stream:
             return EventStream(generation, made, self.settings.request_timeout_s)
         return await whole(request.receive, generation, made, self.settings.request_timeout_s)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass, field
+from typing import Any
 
 from nanoengine.engine.generation import Update
+from nanoengine.model.token_parts import TokenPart, make_parts
 from nanoengine.model.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0  # JSON has no -inf; the number is OpenAI's
@@ -23,7 +25,8 @@ class Answer:
     stop_reason: str | int | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    num_chars: int = 0  # of the tokens reported with logprobs so far
+    parts: Any = None  # of the text, by token (model.token_parts); made with the first logprobs
+    unreported: list[tuple[TokenPart, dict[int, float]]] = field(default_factory=list)  # tokens with their logprobs
 
     def add(self, update: Update) -> None:
         self.text += update.text
@@ -43,13 +46,20 @@ def usage(answers: list[Answer]) -> dict:
 
 
 class Replies:
-    """The frame around each body of one request: id, kind, time, model."""
+    """The frame around each body of one request: id, kind, time, model.
+
+    Logprobs: an entry a token. Its bytes are the token's part of the text, so that the bytes of all entries join to
+    the text's UTF-8 (bytes that make no character are given as they are); what is not in the text (a special token
+    that is left out, what a stop string cuts off, half a character at the end) has none. Its offset is the character
+    of the text at which it begins. In a stream an entry comes when its text has come.
+    """
 
     object = chunk_object = prefix = ""
 
     def __init__(self, model: str, tokenizer: Tokenizer, *, num_choices: int = 1, include_usage: bool = False,
-                 num_top: int = 0):  # fmt: skip
+                 num_top: int = 0, skip_special_tokens: bool = True):  # fmt: skip
         self.tokenizer, self.include_usage, self.num_top = tokenizer, include_usage, num_top
+        self.skip_special_tokens = skip_special_tokens
         self.answers = [Answer() for _ in range(num_choices)]
         self.frame = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
@@ -65,7 +75,7 @@ class Replies:
         """What one update adds to the stream; None if nothing that a reader could see."""
         answer = self.answers[update.index]
         answer.add(update)
-        logprobs = None if update.logprobs is None else self._logprobs(answer, _shown(update))
+        logprobs = self._new_logprobs(answer, update)
         if not update.text and not logprobs and update.finish_reason is None:
             return None
         return self._chunk([self._delta(update, logprobs)])
@@ -80,13 +90,21 @@ class Replies:
         return chunk | {"usage": None} if self.include_usage else chunk
 
     def _all_logprobs(self, answer: Answer) -> dict | None:
-        return None if answer.logprobs is None else self._logprobs(answer, _shown(answer))
+        return self._new_logprobs(answer, answer)
 
-    def _token(self, token_id: int) -> str:
-        """A token as text, and part of a character as its bytes, as in OpenAI's API: bytes:\\xe4."""
-        text = self.tokenizer.decode([token_id], skip_special_tokens=False)
-        data = self.tokenizer.token_bytes(token_id) if "\ufffd" in text else None
-        return text if data is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+    def _new_logprobs(self, answer: Answer, source: Update | Answer) -> dict | None:
+        """Entries of the tokens that ``source`` brings, and of those held back, as far as their text has come."""
+        if source.logprobs is None and not answer.unreported:
+            return None
+        if answer.parts is None:
+            answer.parts = make_parts(self.tokenizer, self.skip_special_tokens)
+        answer.unreported += [(answer.parts.push(token_id), entry) for token_id, entry in _shown(source)]
+        length, ready = len(answer.text), answer.unreported
+        if answer.finish_reason is None:
+            held = next((i for i, (part, _) in enumerate(ready) if not part.lies_in(length)), len(ready))
+            ready = ready[:held]
+        answer.unreported = answer.unreported[len(ready) :]
+        return self._logprobs(ready, length)
 
     def _choice(self, index: int, answer: Answer) -> dict:
         raise NotImplementedError
@@ -94,7 +112,8 @@ class Replies:
     def _delta(self, update: Update, logprobs: dict | None) -> dict:
         raise NotImplementedError
 
-    def _logprobs(self, answer: Answer, shown: list[tuple[int, dict[int, float]]]) -> dict | None:
+    def _logprobs(self, shown: list[tuple[TokenPart, dict[int, float]]], length: int) -> dict | None:
+        """length: of the text, in characters."""
         raise NotImplementedError
 
 
@@ -119,17 +138,24 @@ class ChatReplies(Replies):
         delta = {"content": update.text} if update.text else {}
         return {"index": update.index, "delta": delta, "logprobs": logprobs, "finish_reason": update.finish_reason}
 
-    def _logprobs(self, answer: Answer, shown: list[tuple[int, dict[int, float]]]) -> dict | None:
+    def _logprobs(self, shown: list[tuple[TokenPart, dict[int, float]]], length: int) -> dict | None:
         content = []
-        for token_id, entry in shown:
-            top = [self._entry(i, value) for i, value in _likeliest(entry, self.num_top)]
-            content.append(self._entry(token_id, entry[token_id]) | {"top_logprobs": top})
+        for part, entry in shown:
+            name = part.name(self.tokenizer)
+            top = [self._alternative(i, value, part, name) for i, value in _likeliest(entry, self.num_top)]
+            own = self._entry(name, entry[part.token_id], part.bytes_in(length))
+            content.append(own | {"top_logprobs": top})
         return {"content": content, "refusal": None} if content else None
 
-    def _entry(self, token_id: int, logprob: float) -> dict:
-        text, data = self._token(token_id), self.tokenizer.token_bytes(token_id)
-        data = text.encode() if data is None else data
-        return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(data)}
+    def _alternative(self, token_id: int, logprob: float, part: TokenPart, name: str) -> dict:
+        """One of the likeliest tokens, by its own text; the one that was drawn goes by the same name as in its entry."""
+        text = self.tokenizer.token_text(token_id)
+        data = self.tokenizer.token_bytes(token_id)
+        data = text.encode("utf-8", "replace") if data is None else data
+        return self._entry(name if token_id == part.token_id else text, logprob, data)
+
+    def _entry(self, name: str, logprob: float, data: bytes) -> dict:
+        return {"token": name, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(data)}
 
 
 class CompletionReplies(Replies):
@@ -145,18 +171,27 @@ class CompletionReplies(Replies):
         return {"index": update.index, "text": update.text, "logprobs": logprobs,
                 "finish_reason": update.finish_reason}  # fmt: skip
 
-    def _logprobs(self, answer: Answer, shown: list[tuple[int, dict[int, float]]]) -> dict | None:
+    def _logprobs(self, shown: list[tuple[TokenPart, dict[int, float]]], length: int) -> dict | None:
         tokens, offsets, own, top = [], [], [], []
-        for token_id, entry in shown:
-            tokens.append(self._token(token_id))
-            offsets.append(answer.num_chars)
-            answer.num_chars += len(self.tokenizer.decode([token_id], skip_special_tokens=False))
-            own.append(max(entry[token_id], LEAST_LOGPROB))
-            likeliest = _likeliest(entry, self.num_top) + [(token_id, entry[token_id])]
-            top.append({self._token(i): max(value, LEAST_LOGPROB) for i, value in likeliest})
+        for part, entry in shown:
+            name = part.name(self.tokenizer)
+            tokens.append(name)
+            offsets.append(min(part.start, length))
+            own.append(max(entry[part.token_id], LEAST_LOGPROB))
+            top.append(self._top(part.token_id, name, entry))
         if not tokens:
             return None
         return {"tokens": tokens, "token_logprobs": own, "top_logprobs": top, "text_offset": offsets}
+
+    def _top(self, drawn: int, name: str, entry: dict[int, float]) -> dict[str, float]:
+        """The likeliest tokens and the one that was drawn. They go by their texts; of several with one text the one
+        that was drawn or else the likeliest has it, and the others are called token_id:7."""
+        found = {name: max(entry[drawn], LEAST_LOGPROB)}
+        for token_id, value in _likeliest(entry, self.num_top):
+            if token_id != drawn:
+                text = self.tokenizer.token_text(token_id)
+                found[f"token_id:{token_id}" if text in found else text] = max(value, LEAST_LOGPROB)
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def _likeliest(entry: dict[int, float], count: int) -> list[tuple[int, float]]:
