@@ -85,7 +85,7 @@ def dummy_weights(
     config: ModelConfig, seed: int = 0, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu",
     take: Callable | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Random weights under the same names: norms 1, biases 0, everything else N(0, 0.02²).
+    """Random weights under the same names: norms 1, everything else N(0, 0.02²), biases too: one lost would show.
 
     Each tensor's numbers depend on ``seed``, its name, the dtype and the kind of device only, so
     any subset in any order gives the same values. dtype: float32 unless given. take: as in
@@ -97,8 +97,6 @@ def dummy_weights(
     for name, shape in expected_tensors(config).items():
         if name.endswith("norm.weight"):
             whole = torch.ones(shape, dtype=dtype, device=device)
-        elif name.endswith(".bias"):
-            whole = torch.zeros(shape, dtype=dtype, device=device)
         else:
             generator = torch.Generator(device=device).manual_seed(_tensor_seed(seed, name))
             whole = torch.empty(shape, dtype=dtype, device=device).normal_(0.0, 0.02, generator=generator)

@@ -26,10 +26,12 @@ def outputs(runner, config, params, **parts):
 def one_layer(qk_norm: bool):
     from nanoengine.model.config import ModelConfig
 
-    return decoder(ModelConfig("Qwen3ForCausalLM", 64, 32, 48, 1, 4, 2, 16, 64, qk_norm=qk_norm, dtype="float32"))
+    kind = "Qwen3ForCausalLM" if qk_norm else "Qwen2ForCausalLM"
+    shape = ModelConfig(kind, 64, 32, 48, 1, 4, 2, 16, 64, qk_norm=qk_norm, qkv_bias=not qk_norm, dtype="float32")
+    return decoder(shape)
 
 
-@pytest.mark.parametrize(("qk_norm", "graphs"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize(("qk_norm", "graphs"), [(True, False), (False, False), (True, True), (False, True)])
 def test_tokens_are_those_of_the_plain_runner(qk_norm, graphs):
     """A chunked prompt, a mixed step, two rows, one row; greedy, drawn, with logprobs; depth 0 and 1.
 

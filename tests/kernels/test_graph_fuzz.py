@@ -58,7 +58,7 @@ def shape_of(draw: random.Random):
     vocabulary, layers = draw.choice([64, 77]), draw.randint(1, 2)
     shape = ModelConfig("Qwen3ForCausalLM", vocabulary, 32, 48, layers, kv_heads * group, kv_heads, d, 64,
                         tie_word_embeddings=draw.random() < 0.5, attention_bias=draw.random() < 0.3,
-                        qk_norm=draw.random() < 0.5, dtype="float32")  # fmt: skip
+                        qk_norm=draw.random() < 0.5, qkv_bias=draw.random() < 0.3, dtype="float32")  # fmt: skip
     return shape, draw.choice([16, 17, 48, 256]), draw.choice([0, 1, 3])
 
 
