@@ -45,11 +45,11 @@ def read_rope(fields: Fields, model_type: str) -> Rope:
     theta = rope.number("rope_theta") if "rope_theta" in rope.values else None
     if theta is None:
         theta = fields.number("rope_theta", _DEFAULT_THETA)
-    elif at_top != _DEFAULT_THETA and at_top != theta:
+    elif at_top not in (None, _DEFAULT_THETA, theta):
         log.warning("%s: %srope_theta=%g is used, not the rope_theta=%s of the top level", fields.source, rope.prefix,
                     theta, at_top)  # fmt: skip
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
-    if kind not in _NUMBERS or not isinstance(kind, str):
+    if not isinstance(kind, str) or kind not in _NUMBERS:
         raise ValueError(f"{fields.source}: rope type {kind!r:.100} is not supported, only {', '.join(_NUMBERS)}")
     for each in (fields, rope):
         if each.number("partial_rotary_factor", None) not in (None, 1.0):
