@@ -24,7 +24,10 @@ _HEADER_LIMIT = 100_000_000  # bytes; the format's own bound
 
 @dataclass(slots=True, frozen=True)
 class TensorEntry:
-    """One tensor of one file: its shape (elements), its dtype in the format's own spelling, and its bytes in the file."""
+    """One tensor of one file: its shape (elements), its dtype in the format's own spelling.
+
+    begin, end: its bytes in the file.
+    """
 
     file: Path
     dtype: str

@@ -1,7 +1,8 @@
-"""The fields of a file that came with a model, each read with its type and its range checked. Needs no torch.
+"""The fields of a file that came with a model, each read with its type and its range checked. Needs
+no torch.
 
-Whoever reads a field of a config.json, a generation_config.json or a GGUF file's metadata reads it here, so
-that every refusal names the file, the field, its value and what it must be.
+Whoever reads a field of a config.json, a generation_config.json or a GGUF file's metadata reads it
+here, so that every refusal names the file, the field, its value and what it must be.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ NEEDED: Any = object()  # a default that says: the field must be there
 
 
 class Fields:
-    """source: the file, for messages. prefix: what stands before each name in the file (``llama.``, ``rope_scaling.``).
+    """source: the file, for messages. prefix: what stands before each name in the file (``llama.``,
+    ``rope_scaling.``).
 
-    A field that is absent has the default. ``null`` counts as absent only where the default is None: it never
-    stands for a number or a flag. Errors of all methods: ValueError.
+    A field that is absent has the default. ``null`` counts as absent only where the default is
+    None: it never stands for a number or a flag. Errors of all methods: ValueError.
     """
 
     def __init__(self, values: Mapping[str, Any], source: str | Path, prefix: str = ""):
@@ -33,13 +35,17 @@ class Fields:
             raise ValueError(f"{self.source}: the field '{self.prefix}{name}' is missing")
         return self.values.get(name, default)
 
-    def integer(self, name: str, default: Any = NEEDED, least: int = 1, most: int | None = None) -> Any:
+    def integer(
+        self, name: str, default: Any = NEEDED, least: int = 1, most: int | None = None
+    ) -> Any:
         """least 1 unless said otherwise; a float or a bool is none, even 64.0."""
         value = self._get(name, default)
         if value is None and default is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            kind = {0: "an integer of at least 0", 1: "a positive integer"}.get(least, f"an integer of at least {least}")
+            kind = {0: "an integer of at least 0", 1: "a positive integer"}.get(
+                least, f"an integer of at least {least}"
+            )
             raise self.error(name, f"must be {kind}, got {_shown(value)}")
         if most is not None and value > most:
             raise self.error(name, f"must be at most {most}, got {_shown(value)}")
@@ -51,11 +57,17 @@ class Fields:
         if value is None and default is None:
             return None
         try:
-            good = not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
+            good = (
+                not isinstance(value, bool)
+                and isinstance(value, (int, float))
+                and math.isfinite(value)
+            )
         except OverflowError:  # an integer beyond all floats
             good = False
         if not good or value < 0 or value == 0 and not zero:
-            raise self.error(name, f"must be a {'' if zero else 'positive '}finite number, got {_shown(value)}")
+            raise self.error(
+                name, f"must be a {'' if zero else 'positive '}finite number, got {_shown(value)}"
+            )
         return float(value)
 
     def flag(self, name: str, default: Any = NEEDED) -> Any:
@@ -72,21 +84,27 @@ class Fields:
         if not isinstance(value, str):
             raise self.error(name, f"must be a text, got {_shown(value)}")
         if choices and value not in choices:
-            raise self.error(name, f"{value!r:.100} is not supported, only {' and '.join(map(repr, choices))}")
+            raise self.error(
+                name, f"{value!r:.100} is not supported, only {' and '.join(map(repr, choices))}"
+            )
         return value
 
     def texts(self, name: str, default: Any = NEEDED) -> Any:
         return self._all(name, default, "texts", lambda entry: isinstance(entry, str))
 
     def integers(self, name: str, default: Any = NEEDED) -> Any:
-        return self._all(name, default, "integers", lambda e: isinstance(e, int) and not isinstance(e, bool))
+        return self._all(
+            name, default, "integers", lambda e: isinstance(e, int) and not isinstance(e, bool)
+        )
 
     def numbers(self, name: str, default: Any = NEEDED) -> Any:
         """Finite ones."""
         return self._all(
-            name, default, "finite numbers",
+            name,
+            default,
+            "finite numbers",
             lambda e: isinstance(e, (int, float)) and not isinstance(e, bool) and math.isfinite(e),
-        )  # fmt: skip
+        )
 
     def _all(self, name: str, default: Any, kind: str, is_good) -> Any:
         value = self._get(name, default)
@@ -96,7 +114,9 @@ class Fields:
             raise self.error(name, f"must be a list of {kind}, got {_shown(value)}")
         for i, entry in enumerate(value):
             if not is_good(entry):
-                raise self.error(f"{name}[{i}]", f"must be one of a list of {kind}, got {_shown(entry)}")
+                raise self.error(
+                    f"{name}[{i}]", f"must be one of a list of {kind}, got {_shown(entry)}"
+                )
         return list(value)
 
     def group(self, name: str) -> Fields | None:
@@ -118,11 +138,15 @@ def read_json(path: Path) -> dict[str, Any]:
     Errors: FileNotFoundError; ValueError naming the file where it is no JSON, or no object.
     """
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: a model folder needs it (is this the right folder?)")
+        raise FileNotFoundError(
+            f"{path} does not exist: a model folder needs it (is this the right folder?)"
+        )
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise ValueError(f"{path} is not valid JSON: {error}. Download or convert it again.") from None
+        raise ValueError(
+            f"{path} is not valid JSON: {error}. Download or convert it again."
+        ) from None
     if not isinstance(raw, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(raw).__name__}")
     return raw

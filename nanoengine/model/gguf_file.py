@@ -59,7 +59,8 @@ def convert_gguf(path: str | Path, out_folder: str | Path, *, progress: bool = T
     the file says is lost. progress: show a bar over the tensors.
 
     Errors: FileNotFoundError; ValueError naming the file and the tensor or key that is missing, cut
-    short, of the wrong shape or type or not supported; all tensors are looked at before the first is written. ``out_folder`` may then hold part of the result.
+    short, of the wrong shape or type or not supported; all tensors
+    are looked at before the first is written. ``out_folder`` may then hold part of the result.
     """
     path, out_folder = Path(path), Path(out_folder)
     try:

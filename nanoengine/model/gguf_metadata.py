@@ -32,7 +32,8 @@ def read_config(path: Path, reader: gguf.GGUFReader, tensors: dict[str, gguf.Rea
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise ValueError(f"{path}: tensor token_embd.weight is missing")
-    heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")  # one number, not one a layer
+    hidden = keys.integer("embedding_length")
+    heads = keys.integer("attention.head_count")  # one number, not one a layer
     head_dim = keys.integer("attention.key_length", None) or hidden // heads
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.integer(key, head_dim) != head_dim:
@@ -53,7 +54,8 @@ def read_config(path: Path, reader: gguf.GGUFReader, tensors: dict[str, gguf.Rea
         "rope_theta": theta,
         "rope_scaling": _rope_scaling(path, keys, theta, head_dim, tensors.get(ROPE_FREQS)),
         "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": "blk.0.attn_q.bias" in tensors and kind != "qwen2",  # Qwen2 has its own bias on q, k and v
+        # Qwen2 has its own bias on q, k and v
+        "attention_bias": "blk.0.attn_q.bias" in tensors and kind != "qwen2",
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "hidden_act": "silu",
         "dtype": _model_dtype(tensors),
@@ -106,7 +108,8 @@ def _rope_scaling(path: Path, keys: Fields, theta: float, head_dim: int, freqs) 
 
 def _refuse_other_rope_keys(keys: Fields) -> None:
     if keys.number("rope.scaling.attn_factor", 1.0) != 1.0:
-        raise keys.error("rope.scaling.attn_factor", f"{keys.values['rope.scaling.attn_factor']} is not supported, only 1")
+        value = keys.values["rope.scaling.attn_factor"]
+        raise keys.error("rope.scaling.attn_factor", f"{value} is not supported, only 1")
     read = ("rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
             "rope.scaling.attn_factor", *_INERT_ROPE_KEYS)  # fmt: skip
     for name in keys.values:

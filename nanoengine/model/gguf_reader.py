@@ -14,11 +14,14 @@ import numpy as np
 
 from nanoengine.model.fields import Fields
 
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)  # as llama.cpp's splitter names them
+_PART = re.compile(
+    r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE
+)  # as llama.cpp's splitter names them
 
 
 class _Reader(gguf.GGUFReader):
-    """Names the tensor that a cut-short file has lost, or whose type is unknown (the base class says neither)."""
+    """Names the tensor that a cut-short file has lost, or whose type is unknown (the base class
+    says neither)."""
 
     def _build_tensors(self, start_offs: int, fields: list[gguf.ReaderField]) -> None:
         for field in fields:
@@ -27,11 +30,17 @@ class _Reader(gguf.GGUFReader):
             try:
                 known = gguf.GGMLQuantizationType(number)
             except ValueError:
-                raise ValueError(f"tensor {name} has the unknown or removed type {number}: not supported") from None
+                raise ValueError(
+                    f"tensor {name} has the unknown or removed type {number}: not supported"
+                ) from None
             block, width = gguf.GGML_QUANT_SIZES[known]
             if int(dims[0]) % block:
-                raise ValueError(f"tensor {name} has rows of {dims[0]} values, {known.name} needs multiples of {block}")
-            end = int(start_offs + int(offset[0]) + math.prod(int(d) for d in dims) // block * width)
+                raise ValueError(
+                    f"tensor {name} has rows of {dims[0]} values, {known.name} needs multiples of {block}"
+                )
+            end = int(
+                start_offs + int(offset[0]) + math.prod(int(d) for d in dims) // block * width
+            )
             if end > len(self.data):
                 text = f"tensor {name} ends at byte {end}, the file at byte {len(self.data)}"
                 raise ValueError(f"it is cut short: {text}")
@@ -48,7 +57,8 @@ class Tensor:
 
 @dataclass(slots=True, frozen=True)
 class GgufModel:
-    """path: the file with the metadata (of a split model its first); reader: its header; tensors: those of all files."""
+    """path: the file with the metadata (of a split model its first); reader: its header;
+    tensors: those of all files."""
 
     path: Path
     reader: gguf.GGUFReader
@@ -56,10 +66,11 @@ class GgufModel:
 
 
 def open_model(path: Path) -> GgufModel:
-    """All of the model that ``path`` is, or is a part of; every tensor checked to lie inside its file.
+    """All of the model that ``path`` is, or is a part of; every tensor checked to lie inside its
+    file.
 
-    Errors: FileNotFoundError naming each file of a split model that is not there; ValueError naming the file, and the
-    tensor where it is cut short or of a type that cannot be read.
+    Errors: FileNotFoundError naming each file of a split model that is not there; ValueError naming
+    the file, and the tensor where it is cut short or of a type that cannot be read.
     """
     readers = {path: open_gguf(path)}
     count = metadata(path, readers[path], "split.").integer("count", 1)
@@ -79,7 +90,9 @@ def open_model(path: Path) -> GgufModel:
             readers[part] = open_gguf(part)
         split = metadata(part, readers[part], "split.")
         if count > 1 and (split.integer("no", least=0), split.integer("count")) != (number, count):
-            raise split.error("no", f"is {split.values['no']} of {split.values['count']}: the name says otherwise")
+            raise split.error(
+                "no", f"is {split.values['no']} of {split.values['count']}: the name says otherwise"
+            )
     return GgufModel(parts[0], readers[parts[0]], _all_tensors(parts, readers))
 
 
@@ -88,21 +101,31 @@ def _all_tensors(parts: list[Path], readers: dict[Path, gguf.GGUFReader]) -> dic
     for part in parts:
         for tensor in readers[part].tensors:
             if tensor.name in found:
-                raise ValueError(f"tensor {tensor.name} is in both {found[tensor.name].file} and {part}")
+                raise ValueError(
+                    f"tensor {tensor.name} is in both {found[tensor.name].file} and {part}"
+                )
             found[tensor.name] = Tensor(part, tensor)
     if len(parts) > 1:
-        total = metadata(parts[0], readers[parts[0]], "split.").integer("tensors.count", len(found), least=0)
+        total = metadata(parts[0], readers[parts[0]], "split.").integer(
+            "tensors.count", len(found), least=0
+        )
         if total != len(found):
-            raise ValueError(f"{parts[0]}: split.tensors.count is {total}, the {len(parts)} files hold {len(found)}")
+            raise ValueError(
+                f"{parts[0]}: split.tensors.count is {total}, the {len(parts)} files hold {len(found)}"
+            )
     return found
 
 
 def split_parts(path: Path) -> list[Path]:
-    """The files of a split model by the name of one of them, in order; ``[path]`` for any other name."""
+    """The files of a split model by the name of one of them, in order; ``[path]`` for any other
+    name."""
     match = _PART.fullmatch(path.name)
     if match is None or not 1 <= int(match[2]) <= int(match[3]):
         return [path]
-    return [path.with_name(f"{match[1]}-{i:05d}-of-{match[3]}{match[4]}") for i in range(1, int(match[3]) + 1)]
+    return [
+        path.with_name(f"{match[1]}-{i:05d}-of-{match[3]}{match[4]}")
+        for i in range(1, int(match[3]) + 1)
+    ]
 
 
 def open_gguf(path: Path) -> gguf.GGUFReader:
@@ -133,7 +156,9 @@ def field_value(reader: gguf.GGUFReader, key: str, default: Any = None) -> Any:
 def metadata(path: Path, reader: gguf.GGUFReader, prefix: str, only: str = "") -> Fields:
     """The keys that begin with ``prefix`` (and end with ``only``), without it."""
     names = [key for key in reader.fields if key.startswith(prefix) and key.endswith(only)]
-    return Fields({key.removeprefix(prefix): field_value(reader, key) for key in names}, path, prefix)
+    return Fields(
+        {key.removeprefix(prefix): field_value(reader, key) for key in names}, path, prefix
+    )
 
 
 @cache

@@ -1,10 +1,13 @@
-"""What a model folder leaves open, decided by one rule each and told in a warning that names the file. Needs no torch.
+"""What a model folder leaves open, decided by one rule each and told in a warning that names the
+file. Needs no torch.
 
-* Weights: the index counts, then ``model.safetensors``, then all ``*.safetensors``. Any other ``*.safetensors`` file
-  (a stale one, an adapter) and any tensor that the index looks for elsewhere is not read.
-* Tied head: ``tie_word_embeddings`` ties if the files hold no ``lm_head.weight``, or one whose bytes are those of the
-  embedding. Another one is loaded as the head (as transformers does).
-* generation_config.json: its end tokens count, its sampling values do not: SamplingParams alone says how to sample.
+* Weights: the index counts, then ``model.safetensors``, then all ``*.safetensors``. Any other
+  ``*.safetensors`` file (a stale one, an adapter) and any tensor that the index looks for elsewhere
+  is not read.
+* Tied head: ``tie_word_embeddings`` ties if the files hold no ``lm_head.weight``, or one whose
+  bytes are those of the embedding. Another one is loaded as the head (as transformers does).
+* generation_config.json: its end tokens count, its sampling values do not: SamplingParams alone
+  says how to sample.
 * Adapters (``adapter_config.json``) are not applied.
 """
 
@@ -15,7 +18,13 @@ import logging
 import mmap
 from pathlib import Path
 
-from nanoengine.model.checkpoint import INDEX_NAME, TensorEntry, list_tensors, unread_tensors, weight_files
+from nanoengine.model.checkpoint import (
+    INDEX_NAME,
+    TensorEntry,
+    list_tensors,
+    unread_tensors,
+    weight_files,
+)
 from nanoengine.model.config import ModelConfig
 from nanoengine.model.fields import read_json
 
@@ -24,14 +33,21 @@ log = logging.getLogger(__name__)
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _PIECE = 16 << 20  # bytes compared at a time
 _SAMPLING = {  # what SamplingParams can say, and the value there that is its default
-    "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0,
-}  # fmt: skip
+    "do_sample": True,
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
 
 
 def review(folder: Path, config: ModelConfig) -> ModelConfig:
-    """Warn of what is in the folder and not used; the config with ``tie_word_embeddings`` as the files have it.
+    """Warn of what is in the folder and not used; the config with ``tie_word_embeddings`` as the
+    files have it.
 
-    Damaged or missing weights are left to who loads them. Errors: ValueError for a damaged generation_config.json.
+    Damaged or missing weights are left to who loads them. Errors: ValueError for a damaged
+    generation_config.json.
     """
     try:
         _warn_of_files(folder)
@@ -48,10 +64,18 @@ def _warn_of_files(folder: Path) -> None:
     for file in sorted(set(folder.glob("*.safetensors")) - used):
         log.warning("%s is not read: %s counts. Remove one of them.", file, rule)
     for file, names in unread_tensors(folder).items():
-        log.warning("%s holds %d tensor(s) that %s does not look for there; they are not read: %s", file, len(names),
-                    INDEX_NAME, ", ".join(names[:4]))  # fmt: skip
+        log.warning(
+            "%s holds %d tensor(s) that %s does not look for there; they are not read: %s",
+            file,
+            len(names),
+            INDEX_NAME,
+            ", ".join(names[:4]),
+        )
     if (folder / "adapter_config.json").exists():
-        log.warning("%s is not applied: merge the adapter into the model first", folder / "adapter_config.json")
+        log.warning(
+            "%s is not applied: merge the adapter into the model first",
+            folder / "adapter_config.json",
+        )
 
 
 def _settle_head(folder: Path, config: ModelConfig) -> ModelConfig:
@@ -63,13 +87,15 @@ def _settle_head(folder: Path, config: ModelConfig) -> ModelConfig:
     log.warning(
         "%s says tie_word_embeddings, but %s holds an lm_head.weight that is not the embedding: it is used as the "
         "head, untied. Say false there if that is right, or remove the tensor.",
-        folder / "config.json", found[_HEAD].file,
-    )  # fmt: skip
+        folder / "config.json",
+        found[_HEAD].file,
+    )
     return dataclasses.replace(config, tie_word_embeddings=False)
 
 
 def _equal(one: TensorEntry, other: TensorEntry) -> bool:
-    """Byte for byte; two that differ end this at the first difference, so only equal ones are read whole."""
+    """Byte for byte; two that differ end this at the first difference, so only equal ones are
+    read whole."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     with one.file.open("rb") as first, other.file.open("rb") as second:
@@ -90,6 +116,14 @@ def _warn_of_sampling(file: Path) -> None:
     if not file.exists():
         return
     asked = {name: value for name, value in read_json(file).items() if name in _SAMPLING}
-    changed = [f"{name}={value}" for name, value in asked.items() if value is not None and value != _SAMPLING[name]]
+    changed = [
+        f"{name}={value}"
+        for name, value in asked.items()
+        if value is not None and value != _SAMPLING[name]
+    ]
     if changed:
-        log.warning("%s asks for %s, which is not used: say it in SamplingParams(...)", file, ", ".join(changed))
+        log.warning(
+            "%s asks for %s, which is not used: say it in SamplingParams(...)",
+            file,
+            ", ".join(changed),
+        )

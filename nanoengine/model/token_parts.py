@@ -1,7 +1,8 @@
-"""Which part of a text each of its tokens has made: for logprobs, whose entries name the bytes of their token.
+"""Which part of a text each of its tokens has made: for logprobs, whose entries name the bytes of
+their token.
 
-The text is the detokenizer's. A token may hold a piece of a character, which is then shared by several
-tokens, and in a SentencePiece vocabulary what a token adds depends on its neighbours.
+The text is the detokenizer's. A token may hold a piece of a character, which is then shared by
+several tokens, and in a SentencePiece vocabulary what a token adds depends on its neighbours.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ class NamesTokens(DecodesTokens, Protocol):
 
 @dataclass(slots=True)
 class TokenPart:
-    """start: the character of the text that the token's first byte belongs to, or before which it stands if it has
-    no bytes. data: its bytes of the text's UTF-8, as they came where they make no character. chars: for each of
-    them, the character that it belongs to. known: False while the text does not say yet.
+    """start: the character of the text that the token's first byte belongs to, or before which it
+    stands if it has no bytes. data: its bytes of the text's UTF-8, as they came where they make no
+    character. chars: for each of them, the character that it belongs to. known: False while the
+    text does not say yet.
     """
 
     token_id: int
@@ -41,8 +43,10 @@ class TokenPart:
         return bytes(b for b, char in zip(self.data, self.chars, strict=True) if char < length)
 
     def name(self, tokenizer: NamesTokens) -> str:
-        """What the token adds to the text; if that is no text of its own, its bytes: bytes:\\xe4. A token that adds
-        nothing (one that is left out of the text) goes by its own text."""
+        """What the token adds to the text; if that is no text of its own, its bytes: bytes:\\xe4.
+
+        A token that adds nothing (one that is left out of the text) goes by its own text.
+        """
         return bytes_or_text(self.data) if self.data else tokenizer.token_text(self.token_id)
 
 
@@ -54,10 +58,14 @@ def bytes_or_text(data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def make_parts(tokenizer: NamesTokens, skip_special_tokens: bool = True) -> _ByteParts | _OffsetParts:
-    """An object whose ``push`` takes the tokens of one text in order and returns each one's TokenPart.
+def make_parts(
+    tokenizer: NamesTokens, skip_special_tokens: bool = True
+) -> _ByteParts | _OffsetParts:
+    """An object whose ``push`` takes the tokens of one text in order and returns each one's
+    TokenPart.
 
-    A part may become ``known`` only with a later token. skip_special_tokens: as in the text's own detokenizer.
+    A part may become ``known`` only with a later token. skip_special_tokens: as in the text's own
+    detokenizer.
     """
     skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
     kind = _ByteParts if tokenizer.is_byte_level else _OffsetParts
@@ -87,16 +95,21 @@ class _ByteParts:
 class _OffsetParts:
     """For other vocabularies: by what each token changes in the text of its group.
 
-    A group is what the decoder holds back and then lets out at once: the tokens of one character, mostly.
+    A group is what the decoder holds back and then lets out at once: the tokens of one character,
+    mostly.
     """
 
     def __init__(self, tokenizer: NamesTokens, skipped: frozenset[int]) -> None:
         self._tokenizer, self._skipped = tokenizer, skipped
-        self._decoder = _OffsetDecoder(tokenizer, skip_special_tokens=False)  # those to skip do not come here
+        self._decoder = _OffsetDecoder(
+            tokenizer, skip_special_tokens=False
+        )  # those to skip do not come here
         self._count = 0
         self._group: list[TokenPart] = []
         self._texts: list[str] = []  # of the group's first token, of its first two, ...
-        self._between: list[tuple[TokenPart, int]] = []  # skipped tokens, and how many of the group stand before each
+        self._between: list[
+            tuple[TokenPart, int]
+        ] = []  # skipped tokens, and how many of the group stand before each
 
     def push(self, token_id: int) -> TokenPart:
         part = TokenPart(token_id, self._count)
@@ -123,7 +136,9 @@ class _OffsetParts:
         for part, begin, end in zip(self._group, begins, [*begins[1:], len(piece)], strict=True):
             part.start, part.known = self._count + begin, True
             byte = self._tokenizer.token_bytes(part.token_id)
-            if byte is not None and (byte >= b"\x80" or begin < end):  # else a blank that the decoder strips
+            if byte is not None and (
+                byte >= b"\x80" or begin < end
+            ):  # else a blank that the decoder strips
                 part.data, part.chars = byte, [part.start] * len(byte)
                 continue
             for i, character in enumerate(piece[begin:end]):
@@ -138,4 +153,7 @@ class _OffsetParts:
 
 def _common(one: str, other: str) -> int:
     """Length of the longest common beginning."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )

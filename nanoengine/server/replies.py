@@ -148,7 +148,7 @@ class ChatReplies(Replies):
         return {"content": content, "refusal": None} if content else None
 
     def _alternative(self, token_id: int, logprob: float, part: TokenPart, name: str) -> dict:
-        """One of the likeliest tokens, by its own text; the one that was drawn goes by the same name as in its entry."""
+        """One of the likeliest tokens, by its own text; the drawn one by the name that its entry has."""
         text = self.tokenizer.token_text(token_id)
         data = self.tokenizer.token_bytes(token_id)
         data = text.encode("utf-8", "replace") if data is None else data

@@ -17,29 +17,57 @@ from nanoengine.model.weights import expected_tensors
 from .small_gguf import TOKENS, arrays, hf_model, write_gguf
 
 SIZES = {
-    "vocab_size": 60, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 60,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "eos_token_id": 2,
+}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ORIGINAL = "original_max_position_embeddings"
 READ = {
     "theta at the top": {"rope_theta": 7e4},
     "theta inside": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
-    "inside beats the top": {"rope_theta": 7e4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
-    "inside beats the top's null": {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+    "inside beats the top": {
+        "rope_theta": 7e4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+    },
+    "inside beats the top's null": {
+        "rope_theta": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+    },
     "the top fills in": {"rope_theta": 7e4, "rope_parameters": {"rope_type": "default"}},
-    "the older name, and type": {"rope_theta": 7e4, "rope_scaling": {"type": "linear", "factor": 2.0}},
-    "the older name beats the newer": {"rope_scaling": {"rope_type": "linear", "factor": 2},
-                                       "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
-    "rope_type beats type": {"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 3.0}},
-    "an empty older name": {"rope_scaling": {}, "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+    "the older name, and type": {
+        "rope_theta": 7e4,
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+    },
+    "the older name beats the newer": {
+        "rope_scaling": {"rope_type": "linear", "factor": 2},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+    },
+    "rope_type beats type": {
+        "rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 3.0}
+    },
+    "an empty older name": {
+        "rope_scaling": {},
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0},
+    },
     "nothing": {},
     "llama3": {"rope_parameters": {**LLAMA3, ORIGINAL: 64, "rope_theta": 1e4}},
     "llama3's own length": {"rope_parameters": {**LLAMA3, "rope_theta": 1e4}},
     "llama3's length at the top": {"rope_parameters": {**LLAMA3, "rope_theta": 1e4}, ORIGINAL: 16},
-    "llama3's length twice": {"rope_parameters": {**LLAMA3, "rope_theta": 1e4, ORIGINAL: 32}, ORIGINAL: 16},
-    "numbers that default does not read": {"rope_parameters": {"rope_type": "default", "factor": 3.0}},
-}  # fmt: skip
+    "llama3's length twice": {
+        "rope_parameters": {**LLAMA3, "rope_theta": 1e4, ORIGINAL: 32},
+        ORIGINAL: 16,
+    },
+    "numbers that default does not read": {
+        "rope_parameters": {"rope_type": "default", "factor": 3.0}
+    },
+}
 
 
 def write(folder, kind, changes):
@@ -47,12 +75,17 @@ def write(folder, kind, changes):
     (folder / "config.json").write_text(json.dumps(raw))
     generator = torch.Generator().manual_seed(0)
     shapes = expected_tensors(config_from_dict({"model_type": kind, **SIZES}))
-    save_file({n: torch.randn(s, generator=generator) * 0.3 for n, s in shapes.items()}, folder / "model.safetensors")
+    save_file(
+        {n: torch.randn(s, generator=generator) * 0.3 for n, s in shapes.items()},
+        folder / "model.safetensors",
+    )
     return folder
 
 
 def logits(model, ids):
-    config = EngineConfig(max_model_len=128, vocab_size=ids.max().item() + 1, device="cpu", dtype="float32")
+    config = EngineConfig(
+        max_model_len=128, vocab_size=ids.max().item() + 1, device="cpu", dtype="float32"
+    )
     decoder = load_decoder(model, "auto", config, torch.device("cpu"))
     with torch.inference_mode():
         return full_forward(decoder, ids.tolist())
@@ -79,7 +112,11 @@ def test_parameters_for_each_type_of_layer(tmp_path, kind):
     ids = torch.arange(60)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    nested = write(tmp_path / "a", kind, {"rope_parameters": {"full_attention": inner, "sliding_attention": sliding}})
+    nested = write(
+        tmp_path / "a",
+        kind,
+        {"rope_parameters": {"full_attention": inner, "sliding_attention": sliding}},
+    )
     flat = write(tmp_path / "b", kind, {"rope_parameters": inner})
     assert torch.equal(logits(nested, ids), logits(flat, ids))
 
@@ -87,14 +124,23 @@ def test_parameters_for_each_type_of_layer(tmp_path, kind):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope type 'yarn' is not supported"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+            "rope type 'yarn' is not supported",
+        ),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope type 'longrope'"),
         ({"rope_parameters": {"rope_type": None}}, "rope type None"),
         ({"rope_parameters": {"rope_type": ["linear"]}}, r"rope type \['linear'\]"),
         ({"rope_parameters": {"rope_type": "linear"}}, r"'rope_parameters\.factor' is missing"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, r"rope_parameters\.factor .*got '2'"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": float("nan")}}, r"rope_parameters\.factor .*got nan"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": "2"}},
+            r"rope_parameters\.factor .*got '2'",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": float("nan")}},
+            r"rope_parameters\.factor .*got nan",
+        ),
         ({"rope_parameters": {"rope_theta": -1}}, r"rope_parameters\.rope_theta .*got -1"),
         ({"rope_parameters": {"rope_theta": None}}, r"rope_parameters\.rope_theta .*got None"),
         ({"rope_parameters": [1]}, r"rope_parameters must be an object"),
@@ -102,28 +148,61 @@ def test_parameters_for_each_type_of_layer(tmp_path, kind):
         ({"rope_theta": None}, "rope_theta .*got None"),
         ({"rope_theta": 0}, "rope_theta .*got 0"),
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0\.5 is not supported"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2, "partial_rotary_factor": 0.25}},
-         r"rope_parameters\.partial_rotary_factor 0\.25"),
-        ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, r"high_freq_factor must be more than low_freq_factor"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 5e5}}}, r"rope_parameters\.full_attention is not supported"),
-        ({"model_type": "qwen3", "rope_parameters": {"sliding_attention": {"rope_theta": 5e5}}},
-         r"rope_parameters\.sliding_attention is not supported"),
-        ({"model_type": "qwen3", "rope_parameters": {"full_attention": {"rope_theta": 5e5}, "rope_theta": 1e4}},
-         r"rope_parameters\.full_attention is not supported"),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "linear",
+                    "factor": 2,
+                    "partial_rotary_factor": 0.25,
+                }
+            },
+            r"rope_parameters\.partial_rotary_factor 0\.25",
+        ),
+        (
+            {"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}},
+            r"high_freq_factor must be more than low_freq_factor",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 5e5}}},
+            r"rope_parameters\.full_attention is not supported",
+        ),
+        (
+            {"model_type": "qwen3", "rope_parameters": {"sliding_attention": {"rope_theta": 5e5}}},
+            r"rope_parameters\.sliding_attention is not supported",
+        ),
+        (
+            {
+                "model_type": "qwen3",
+                "rope_parameters": {"full_attention": {"rope_theta": 5e5}, "rope_theta": 1e4},
+            },
+            r"rope_parameters\.full_attention is not supported",
+        ),
         ({"head_dim": 15}, "head_dim 15 is odd"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_read_is_refused_by_name(changes, words):
     with pytest.raises(ValueError, match=f"my.json: .*{words}"):
         config_from_dict({"model_type": "llama", **SIZES, **changes}, source="my.json")
 
 
 def test_what_changes_nothing_is_named_in_a_warning(caplog):
-    raw = {"model_type": "llama", **SIZES, "rope_theta": 7e4,
-           "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mscale": 2.0, "factor": None}}  # fmt: skip
+    raw = {
+        "model_type": "llama",
+        **SIZES,
+        "rope_theta": 7e4,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 5e5,
+            "mscale": 2.0,
+            "factor": None,
+        },
+    }
     with caplog.at_level(logging.WARNING):
         assert config_from_dict(raw, source="my.json").rope_theta == 5e5
-    assert "my.json: rope_parameters.rope_theta=500000 is used, not the rope_theta=70000.0" in caplog.text
+    assert (
+        "my.json: rope_parameters.rope_theta=500000 is used, not the rope_theta=70000.0"
+        in caplog.text
+    )
     assert "my.json: rope type 'default' does not read rope_parameters.mscale" in caplog.text
     assert "factor" not in caplog.text
     caplog.clear()
@@ -139,9 +218,13 @@ LINEAR = {
     "a factor with its type": {"rope__scaling__type": "linear", "rope__scaling__factor": 2.0},
     "the newer key counts": {"rope__scaling__factor": 2.0, "rope__scale_linear": 3.0},
     "type and old key": {"rope__scaling__type": "linear", "rope__scale_linear": 2.0},
-    "what YaRN alone reads": {"rope__scaling__factor": 2.0, "rope__scaling__yarn_ext_factor": 0.5,
-                              "rope__scaling__finetuned": True, "rope__scaling__original_context_length": 64},
-}  # fmt: skip
+    "what YaRN alone reads": {
+        "rope__scaling__factor": 2.0,
+        "rope__scaling__yarn_ext_factor": 0.5,
+        "rope__scaling__finetuned": True,
+        "rope__scaling__original_context_length": 64,
+    },
+}
 NONE = {
     "none switches a factor off": {"rope__scaling__type": "none", "rope__scaling__factor": 2.0},
     "a factor of 0": {"rope__scaling__factor": 0.0},
@@ -153,8 +236,14 @@ NONE = {
 @pytest.fixture(scope="module")
 def models():
     """{factor of linear scaling: model of transformers}"""
-    rope = {1.0: {"rope_type": "default", "rope_theta": 5e5}, 2.0: {"rope_type": "linear", "factor": 2.0}}
-    return {f: hf_model("llama", rope_parameters=r | {"rope_theta": 5e5}, rms_norm_eps=1e-5) for f, r in rope.items()}
+    rope = {
+        1.0: {"rope_type": "default", "rope_theta": 5e5},
+        2.0: {"rope_type": "linear", "factor": 2.0},
+    }
+    return {
+        f: hf_model("llama", rope_parameters=r | {"rope_theta": 5e5}, rms_norm_eps=1e-5)
+        for f, r in rope.items()
+    }
 
 
 def write_small(tmp_path, model, **keys):
@@ -180,9 +269,15 @@ def test_gguf_keys_are_read_as_llama_cpp_reads_them(tmp_path, models, name):
         ({"rope__scaling__type": "longrope"}, r"llama\.rope\.scaling\.type 'longrope'"),
         ({"rope__scaling__type": 3}, r"llama\.rope\.scaling\.type must be a text, got 3"),
         ({"rope__scaling__factor": -2.0}, r"llama\.rope\.scaling\.factor must be .*got -2"),
-        ({"rope__scaling__factor": float("nan")}, r"llama\.rope\.scaling\.factor must be .*got nan"),
+        (
+            {"rope__scaling__factor": float("nan")},
+            r"llama\.rope\.scaling\.factor must be .*got nan",
+        ),
         ({"rope__scale_linear": "2"}, r"llama\.rope\.scale_linear must be .*got '2'"),
-        ({"rope__scaling__attn_factor": 1.5}, r"llama\.rope\.scaling\.attn_factor 1\.5 is not supported"),
+        (
+            {"rope__scaling__attn_factor": 1.5},
+            r"llama\.rope\.scaling\.attn_factor 1\.5 is not supported",
+        ),
         ({"rope__dimension_sections": [1, 2]}, r"llama\.rope\.dimension_sections is not supported"),
         ({"rope__freq_base": 0.0}, r"llama\.rope\.freq_base must be a positive finite number"),
     ],

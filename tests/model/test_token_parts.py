@@ -13,12 +13,28 @@ from nanoengine.model.tokenizer import Tokenizer, byte_tokenizer
 from nanoengine.server.replies import ChatReplies, CompletionReplies
 
 SPACE = "\u2581"
-PIECES = ["hello", SPACE + "hello", SPACE, "h", "e", "A", "é", "\u0301", "中", SPACE + "中文", "。", SPACE * 2, "👍"]
+PIECES = [
+    "hello",
+    SPACE + "hello",
+    SPACE,
+    "h",
+    "e",
+    "A",
+    "é",
+    "\u0301",
+    "中",
+    SPACE + "中文",
+    "。",
+    SPACE * 2,
+    "👍",
+]
 
 
 def sentencepiece(decoder: decoders.Decoder) -> Tokenizer:
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *PIECES]
-    model = models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[], unk_token="<unk>", byte_fallback=True)
+    model = models.BPE(
+        vocab={t: i for i, t in enumerate(tokens)}, merges=[], unk_token="<unk>", byte_fallback=True
+    )
     backend = Backend(model)
     backend.decoder = decoder
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in tokens[:3]])
@@ -26,12 +42,17 @@ def sentencepiece(decoder: decoders.Decoder) -> Tokenizer:
 
 
 LLAMA = decoders.Sequence(
-    [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    [
+        decoders.Replace(SPACE, " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
 )
-NO_PREFIX = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
-METASPACE = decoders.Sequence(
-    [decoders.ByteFallback(), decoders.Metaspace(SPACE, "always")]
+NO_PREFIX = decoders.Sequence(
+    [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
 )
+METASPACE = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(SPACE, "always")])
 VOCABULARIES = {
     "llama": sentencepiece(LLAMA),
     "no prefix": sentencepiece(NO_PREFIX),
@@ -139,29 +160,47 @@ def test_stop_strings_cut_bytes_and_streams_are_equal(case, stop):
     told, shown = "", b""
     for chunk in chunks:
         told += chunk["delta"].get("content", "")
-        shown += b"".join(bytes(e["bytes"]) for e in (chunk["logprobs"] or {"content": []})["content"])
+        shown += b"".join(
+            bytes(e["bytes"]) for e in (chunk["logprobs"] or {"content": []})["content"]
+        )
         assert told.encode().startswith(shown)
     completion = whole(CompletionReplies, tokenizer, ids, **options)["logprobs"]
-    pieces = [c["logprobs"] for c in streamed(CompletionReplies, tokenizer, ids, **options) if c["logprobs"]]
-    assert [offset for piece in pieces for offset in piece["text_offset"]] == completion["text_offset"]
+    pieces = [
+        c["logprobs"]
+        for c in streamed(CompletionReplies, tokenizer, ids, **options)
+        if c["logprobs"]
+    ]
+    assert [offset for piece in pieces for offset in piece["text_offset"]] == completion[
+        "text_offset"
+    ]
     assert completion["text_offset"] == sorted(completion["text_offset"])
     assert completion["text_offset"][-1] <= len(made)
 
 
-@given(st.sampled_from(sorted(VOCABULARIES)), st.lists(st.integers(0, 299), min_size=1, max_size=30), st.booleans())
+@given(
+    st.sampled_from(sorted(VOCABULARIES)),
+    st.lists(st.integers(0, 299), min_size=1, max_size=30),
+    st.booleans(),
+)
 def test_any_ids_at_all_give_an_entry_each(name, ids, skip):
     """Broken bytes and special tokens, too: offsets never run past the text, and its characters are all told."""
     tokenizer = VOCABULARIES[name]
     ids = [i for i in ids if i < tokenizer.vocab_size] or [0]
-    chat, completion = (whole(kind, tokenizer, ids, skip=skip) for kind in (ChatReplies, CompletionReplies))
+    chat, completion = (
+        whole(kind, tokenizer, ids, skip=skip) for kind in (ChatReplies, CompletionReplies)
+    )
     assert len(chat["logprobs"]["content"]) == len(ids)
     offsets = completion["logprobs"]["text_offset"]
     assert offsets == sorted(offsets) and offsets[-1] <= len(completion["text"])
     if name == "byte-level":
         data = b"".join(bytes(entry["bytes"]) for entry in chat["logprobs"]["content"])
         assert data.decode("utf-8", "replace") == chat["message"]["content"]
-    entries = [e for c in streamed(ChatReplies, tokenizer, ids, skip=skip) if c["logprobs"]
-               for e in c["logprobs"]["content"]]  # fmt: skip
+    entries = [
+        e
+        for c in streamed(ChatReplies, tokenizer, ids, skip=skip)
+        if c["logprobs"]
+        for e in c["logprobs"]["content"]
+    ]
     assert entries == chat["logprobs"]["content"]
 
 
@@ -190,8 +229,14 @@ def test_tokens_of_one_text_stay_apart_in_top_logprobs():
     for drawn in ids[:2]:
         body = whole(CompletionReplies, tokenizer, [drawn], logprobs=lambda _: scores)["logprobs"]
         other = ids[1] if drawn == ids[0] else ids[0]
-        assert body["top_logprobs"][0] == {"A": scores[drawn], f"token_id:{other}": scores[other], " hello": -3.0}
-    chat = whole(ChatReplies, tokenizer, [ids[3]], logprobs=lambda _: scores)["logprobs"]["content"][0]
+        assert body["top_logprobs"][0] == {
+            "A": scores[drawn],
+            f"token_id:{other}": scores[other],
+            " hello": -3.0,
+        }
+    chat = whole(ChatReplies, tokenizer, [ids[3]], logprobs=lambda _: scores)["logprobs"][
+        "content"
+    ][0]
     assert [top["token"] for top in chat["top_logprobs"]] == ["A", "A", " hello"]
     assert [bytes(top["bytes"]) for top in chat["top_logprobs"]] == [b"A", b"A", b" hello"]
 
@@ -213,11 +258,15 @@ def test_half_a_character_at_the_end_has_no_bytes():
     assert [bytes(e["bytes"]) for e in choice["logprobs"]["content"]] == [b"A", b"", b""]
 
 
-@pytest.mark.parametrize("text", ["The café — 你好, мир! 👩‍👩‍👧 ok", "  two blanks", "a\u0301\n\n\tb 🇨🇳"])
+@pytest.mark.parametrize(
+    "text", ["The café — 你好, мир! 👩‍👩‍👧 ok", "  two blanks", "a\u0301\n\n\tb 🇨🇳"]
+)
 def test_the_embedded_vocabulary(smollm, text):
     ids = smollm.encode(text, add_special_tokens=False)
     parts = make_parts(smollm)
     found = [parts.push(i) for i in ids]
     assert b"".join(part.data for part in found) == text.encode()
     joined = [b"".join(part.data for part in found[:i]) for i in range(len(found))]
-    assert [part.start for part in found] == [len(data.decode("utf-8", "ignore")) for data in joined]
+    assert [part.start for part in found] == [
+        len(data.decode("utf-8", "ignore")) for data in joined
+    ]

@@ -20,7 +20,8 @@ ENGINES = {
     "smollm2, 3": (None, 3, SMALL | dict(num_blocks=18, max_num_batched_tokens=61)),
 }
 PROMPT, LENGTH = 8, 14  # chunked prompts; rows x 6 logits are compared: few steps of many rows are quickest
-ROWS = {None: 10, "tiny-llama": 86, "tiny-qwen3": 86, "tiny-qwen2": 86}  # SmolLM2 adds trained weights and 3 ranks, at 100 times the work
+# SmolLM2 adds trained weights and 3 ranks, at 100 times the work
+ROWS = {None: 10, "tiny-llama": 86, "tiny-qwen2": 86, "tiny-qwen3": 86}
 MIXED = [SamplingParams(temperature=0, max_tokens=7, ignore_eos=True), SamplingParams(seed=3, max_tokens=5),
          SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=6),
          SamplingParams(seed=5, top_p=0.8, max_tokens=6),
