@@ -99,18 +99,9 @@ def feed(model, texts: list[list[int]], prompts: list[int], rounds: int = 1, **s
 # small models with random weights: everything is crossed with everything
 
 
-def llama(**changes) -> ModelConfig:
-    return dataclasses.replace(NAMED_CONFIGS["tiny-llama"], **changes)
-
-
-def qwen(**changes) -> ModelConfig:
-    return dataclasses.replace(NAMED_CONFIGS["tiny-qwen3"], **changes)
-
-
-def qwen2(**changes) -> ModelConfig:
-    return dataclasses.replace(NAMED_CONFIGS["tiny-qwen2"], **changes)
-
-
+llama = functools.partial(dataclasses.replace, NAMED_CONFIGS["tiny-llama"])
+qwen = functools.partial(dataclasses.replace, NAMED_CONFIGS["tiny-qwen3"])
+qwen2 = functools.partial(dataclasses.replace, NAMED_CONFIGS["tiny-qwen2"])
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}  # fmt: skip
 VARIANTS = {
