@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,11 @@ class Fields:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}…"
+
+
+def warn(text: str) -> None:
+    """Tell who loads a model of a choice that was made for them; ``text`` names the file."""
+    warnings.warn(text, stacklevel=3)
 
 
 def read_json(path: Path) -> dict[str, Any]:

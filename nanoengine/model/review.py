@@ -14,7 +14,6 @@ file. Needs no torch.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import mmap
 from pathlib import Path
 
@@ -26,9 +25,7 @@ from nanoengine.model.checkpoint import (
     weight_files,
 )
 from nanoengine.model.config import ModelConfig
-from nanoengine.model.fields import read_json
-
-log = logging.getLogger(__name__)
+from nanoengine.model.fields import read_json, warn
 
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _PIECE = 16 << 20  # bytes compared at a time
@@ -62,20 +59,14 @@ def _warn_of_files(folder: Path) -> None:
     used = set(weight_files(folder))
     rule = INDEX_NAME if (folder / INDEX_NAME).exists() else "model.safetensors"
     for file in sorted(set(folder.glob("*.safetensors")) - used):
-        log.warning("%s is not read: %s counts. Remove one of them.", file, rule)
+        warn(f"{file} is not read: {rule} counts. Remove one of them.")
     for file, names in unread_tensors(folder).items():
-        log.warning(
-            "%s holds %d tensor(s) that %s does not look for there; they are not read: %s",
-            file,
-            len(names),
-            INDEX_NAME,
-            ", ".join(names[:4]),
+        warn(
+            f"{file} holds {len(names)} tensor(s) that {INDEX_NAME} does not look for there; "
+            f"they are not read: {', '.join(names[:4])}"
         )
     if (folder / "adapter_config.json").exists():
-        log.warning(
-            "%s is not applied: merge the adapter into the model first",
-            folder / "adapter_config.json",
-        )
+        warn(f"{folder / 'adapter_config.json'} is not applied: merge the adapter into the model")
 
 
 def _settle_head(folder: Path, config: ModelConfig) -> ModelConfig:
@@ -84,11 +75,10 @@ def _settle_head(folder: Path, config: ModelConfig) -> ModelConfig:
     found = list_tensors(folder)
     if _HEAD not in found or _EMBEDDING not in found or _equal(found[_HEAD], found[_EMBEDDING]):
         return config
-    log.warning(
-        "%s says tie_word_embeddings, but %s holds an lm_head.weight that is not the embedding: it is used as the "
-        "head, untied. Say false there if that is right, or remove the tensor.",
-        folder / "config.json",
-        found[_HEAD].file,
+    warn(
+        f"{folder / 'config.json'} says tie_word_embeddings, but {found[_HEAD].file} holds an "
+        "lm_head.weight that is not the embedding: it is used as the head, untied. Say false there "
+        "if that is right, or remove the tensor."
     )
     return dataclasses.replace(config, tie_word_embeddings=False)
 
@@ -122,8 +112,5 @@ def _warn_of_sampling(file: Path) -> None:
         if value is not None and value != _SAMPLING[name]
     ]
     if changed:
-        log.warning(
-            "%s asks for %s, which is not used: say it in SamplingParams(...)",
-            file,
-            ", ".join(changed),
-        )
+        values = ", ".join(changed)
+        warn(f"{file} asks for {values}, which is not used: say it in SamplingParams(...)")

@@ -3,14 +3,11 @@ torch."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nanoengine.model.fields import Fields
-
-log = logging.getLogger(__name__)
+from nanoengine.model.fields import Fields, warn
 
 _NUMBERS = {
     "default": (),
@@ -50,12 +47,9 @@ def read_rope(fields: Fields, model_type: str) -> Rope:
     if theta is None:
         theta = fields.number("rope_theta", _DEFAULT_THETA)
     elif at_top not in (None, _DEFAULT_THETA, theta):
-        log.warning(
-            "%s: %srope_theta=%g is used, not the rope_theta=%s of the top level",
-            fields.source,
-            rope.prefix,
-            theta,
-            at_top,
+        warn(
+            f"{fields.source}: {rope.prefix}rope_theta={theta:g} is used, not the "
+            f"rope_theta={at_top} of the top level"
         )
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
     if not isinstance(kind, str) or kind not in _NUMBERS:
@@ -94,12 +88,8 @@ def _scaling(fields: Fields, rope: Fields, kind: str) -> dict[str, Any] | None:
         name for name, value in rope.values.items() if name not in known and value is not None
     ]
     if unread:
-        log.warning(
-            "%s: rope type %r does not read %s",
-            fields.source,
-            kind,
-            ", ".join(rope.prefix + name for name in unread),
-        )
+        names = ", ".join(rope.prefix + name for name in unread)
+        warn(f"{fields.source}: rope type {kind!r} does not read {names}")
     if kind == "default":
         return None
     numbers: dict[str, Any] = {"rope_type": kind}
