@@ -53,7 +53,7 @@ def read_trace(path: str | Path, *, rate: float | None = None, seed: int = 0) ->
     Errors: ValueError naming the line.
     """
     rows = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         if not line.strip():
             continue
         try:
