@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from nanoengine import __version__
+from nanoengine.engine.admission import ContextLengthError
 from nanoengine.engine.async_engine import AsyncEngine, EngineStopped, Overloaded
 from nanoengine.engine.generation import Generation
 from nanoengine.engine.llm_engine import LLMEngine
@@ -72,11 +73,12 @@ class Service:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Tokenizer.encode, for threads beside the engine's: a long text does not hold the interpreter.
 
-        Errors: ValueError, before any work, for a text that cannot have fewer than max_model_len tokens.
+        Errors: ContextLengthError, before any work, for a text that cannot have fewer than max_model_len tokens.
         """
         if len(text) > self._max_chars:
-            raise ValueError(f"prompt has {len(text)} characters, more than max_model_len={self.max_model_len} "
-                             "tokens can be: shorten it")  # fmt: skip
+            least = math.ceil(len(text) * self.max_model_len / self._max_chars)
+            raise ContextLengthError(f"prompt has {len(text)} characters, which are at least {least} tokens, "
+                                     f"max_model_len={self.max_model_len}", least, self.max_model_len)  # fmt: skip
         if len(text) < LONG_TEXT:
             return self.tokenizer.encode(text, add_special_tokens)
         [encoded] = self.tokenizer.backend.encode_batch([text], add_special_tokens=add_special_tokens)
@@ -86,8 +88,8 @@ class Service:
         return IncrementalDetokenizer(self.tokenizer, stop=params.stop, min_tokens=params.min_tokens,
                                       skip_special_tokens=params.skip_special_tokens)  # fmt: skip
 
-    async def add(self, requests: list) -> Generation:
-        """AsyncEngine.add, with its refusals as HTTP errors."""
+    async def add(self, requests: list, prompt: str = "prompt") -> Generation:
+        """AsyncEngine.add, with its refusals as HTTP errors. prompt: the field that the prompts are made of."""
         try:
             return await self.engine.add(requests)
         except Overloaded as error:
@@ -95,7 +97,7 @@ class Service:
         except EngineStopped as error:
             raise ApiError(503, str(error), code="shutting_down") from None
         except ValueError as error:
-            raise blame(error) from None
+            raise blame(error, prompt) from None
 
     def model_card(self) -> dict:
         return {"id": self.settings.model_name, "object": "model", "created": self.created, "owned_by": "nanoengine"}
@@ -116,7 +118,7 @@ class Service:
     async def answer(self, request: Request, body: Common, requests: list, replies: type[Replies], num_top: int):
         """Queue the requests and answer them, as a stream if that is wanted."""
         usage = body.stream_options is not None and body.stream_options.include_usage
-        generation = await self.add(requests)
+        generation = await self.add(requests, "messages" if isinstance(body, ChatRequest) else "prompt")
         made = replies(self.settings.model_name, self.tokenizer, num_choices=len(requests), include_usage=usage,
                        num_top=num_top)  # fmt: skip
         if body.stream:

@@ -142,7 +142,7 @@ def test_a_long_prompt_does_not_stop_the_others():
         assert service.encode(text) == service.tokenizer.encode(text)
         assert service.encode(text, False) == service.tokenizer.encode(text, add_special_tokens=False)
         for prompt in (text * 2, text * 9):  # encoded and found too long; too long at first sight
-            assert "max_model_len=20000" in assert_error(ask(client, prompt=prompt), 400, "prompt")["message"]
+            assert "length is 20000 tokens" in assert_error(ask(client, prompt=prompt), 400, "prompt")["message"]
         assert ask(client, prompt=text, max_tokens=2).is_success
 
 
