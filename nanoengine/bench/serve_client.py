@@ -16,6 +16,7 @@ class Timing:
 
     due: when it was to be sent; sent: when it was; chunks: when each piece of text came; ended: the last byte.
     num_prompt, num_output: tokens as the server's usage says (has_usage), else as asked and as chunks were counted.
+    num_cached: prompt tokens that the server's prefix cache had, None where its usage does not say so.
     said: the server's own words about the error.
     """
 
@@ -25,6 +26,7 @@ class Timing:
     ended: float = 0.0
     num_prompt: int = 0
     num_output: int = 0
+    num_cached: int | None = None
     has_usage: bool = False
     error: str | None = None
     said: str | None = None
@@ -105,7 +107,8 @@ async def _read(response: httpx.Response, timing: Timing, began: float) -> None:
             if event.get("error"):
                 found = event["error"]
                 code = found.get("code") if isinstance(found, dict) else None
-                timing.error, timing.said = f"error event: {' '.join(str(code or found).split())[:60]}", _said(data.encode())
+                words = " ".join(str(code or found).split())
+                timing.error, timing.said = f"error event: {words[:60]}", _said(data.encode())
                 return
             usage, choices = event.get("usage") or usage, event.get("choices") or ()
             if any(_text(choice) for choice in choices):
@@ -118,6 +121,9 @@ async def _read(response: httpx.Response, timing: Timing, began: float) -> None:
         timing.error = "the answer was cut: no finish_reason came"
     counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")] if isinstance(usage, dict) else [None]
     timing.has_usage = all(type(count) is int and count >= 0 for count in counts)
+    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    timing.num_cached = cached if type(cached) is int and cached >= 0 else None
     timing.num_prompt, timing.num_output = counts if timing.has_usage else (timing.num_prompt, len(timing.chunks))
 
 

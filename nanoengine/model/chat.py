@@ -20,7 +20,6 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-
 SWITCHES = ("add_generation_prompt", "continue_final_message")  # of Tokenizer.apply_chat_template itself
 # Put behind the text that the model is to continue, to find it again in what a template made of it. The blank tells
 # whether the template trims.

@@ -22,6 +22,7 @@ from nanoengine.model.detokenizer import IncrementalDetokenizer
 from nanoengine.model.tokenizer import Tokenizer
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.server.answers import EventStream, whole
+from nanoengine.server.browsers import App, Methods
 from nanoengine.server.description import describe, errors, takes
 from nanoengine.server.errors import ApiError, install
 from nanoengine.server.limits import Limits
@@ -38,7 +39,9 @@ LONG_TEXT = 10_000  # characters: a few milliseconds of encoding
 class Settings:
     """model_name: what clients call it. api_key: None lets everyone in. max_waiting: see AsyncEngine.
     request_timeout_s: from arrival to the last byte. trace_steps: what /trace keeps; 0 turns it off.
-    grace_s: how long a shutdown waits for what runs."""
+    grace_s: how long a shutdown waits for what runs. cors_origins: whose pages may read answers, see App.
+    keep_alive_s: how long an idle connection is kept. The default is more than the 60 to 90 s of proxies: who closes
+    first must be the proxy, or it sends a request into a connection that is just being closed."""
 
     model_name: str
     api_key: str | None = None
@@ -48,6 +51,8 @@ class Settings:
     request_timeout_s: float = 600.0
     trace_steps: int = 0
     grace_s: float = 30.0
+    cors_origins: tuple[str, ...] = ()
+    keep_alive_s: float = 120.0
 
 
 class Service:
@@ -138,8 +143,8 @@ def make_app(engine: LLMEngine, tokenizer: Tokenizer, settings: Settings,
         await service.engine.shutdown(settings.grace_s)
 
     # the pages for trying the API out would load their scripts from the net; a redirect is no error in OpenAI's shape
-    app = FastAPI(title="nanoengine", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-                  redirect_slashes=False)  # fmt: skip
+    app = App(cors_origins=settings.cors_origins, title="nanoengine", version=__version__, lifespan=lifespan,
+              docs_url=None, redoc_url=None, redirect_slashes=False)  # fmt: skip
     app.state.service = service
 
     def count(status: int) -> None:
@@ -148,6 +153,7 @@ def make_app(engine: LLMEngine, tokenizer: Tokenizer, settings: Settings,
     install(app, count)
     app.add_middleware(Limits, api_key=settings.api_key, max_body_bytes=settings.max_body_bytes,
                        body_timeout_s=settings.body_timeout_s, count=count)  # fmt: skip
+    app.add_middleware(Methods, routes=app)
     _add_openai(app, service)
     _add_watching(app, service)
     description = functools.cache(lambda: describe(app, settings.model_name, engine.config.vocab_size or 2**31,

@@ -49,7 +49,8 @@ class Limits:
         await self.app(scope, replay, send)
 
     def _authorise(self, scope) -> None:
-        if self._key is None or not scope["path"].startswith(PROTECTED):
+        # a browser's preflight (OPTIONS) comes without the key, and nothing is answered to it that needs one
+        if self._key is None or not scope["path"].startswith(PROTECTED) or scope["method"] == "OPTIONS":
             return
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = given.partition(b" ")

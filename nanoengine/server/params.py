@@ -128,10 +128,12 @@ def blame(error: ValueError, prompt: str = "prompt") -> ApiError:
     """
     if isinstance(error, ContextLengthError):
         least = "at least " if "at least" in str(error) else ""
-        return ApiError(400, f"This model's maximum context length is {error.limit} tokens. However, your prompt is too "
-                        f"long: {prompt} came to {least}{error.num_tokens} tokens, which leaves no room for an answer. "
-                        f"Please shorten it (context_length_exceeded).", param=prompt,
-                        code="context_length_exceeded")  # fmt: skip
+        message = (
+            f"This model's maximum context length is {error.limit} tokens. However, your prompt is "
+            f"too long: {prompt} came to {least}{error.num_tokens} tokens, which leaves no room for "
+            "an answer. Please shorten it (context_length_exceeded)."
+        )
+        return ApiError(400, message, param=prompt, code="context_length_exceeded")
     message = str(error)
     found = re.match(r"[A-Za-z_]\w*(\[\d+\]|\.\w+)*", message)
     path = {"prompt_token_ids": prompt}.get(found[0].partition("[")[0], found[0]) if found else None
