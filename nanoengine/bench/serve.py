@@ -96,7 +96,7 @@ def summarise(timings: list[Timing], slo: Slo) -> dict:
 
 
 def cached_tokens(good: list[Timing]) -> int | None:
-    """Prompt tokens that came out of the server's prefix cache; None if it does not say so of one request."""
+    """Prompt tokens that the server's prefix cache had; None if it says so of no request."""
     cached = [timing.num_cached for timing in good if timing.num_cached is not None]
     return sum(cached) if cached else None
 
@@ -170,14 +170,16 @@ def show(result: dict) -> str:
 
 
 def _of_the_cache(result: dict) -> str:
-    """How much of the prompts the server did not have to compute: whoever compares two runs must know it."""
+    """How much of the prompts the server did not compute: to compare two runs, know it."""
     hits, asked, source = result["prompt_tokens_cached"], result["prompt_tokens"], "usage"
     if hits is None and result.get("prefix_cache") is not None:
-        hits, asked, source = result["prefix_cache"]["hits"], result["prefix_cache"]["queries"], "/metrics"
+        counted = result["prefix_cache"]
+        hits, asked, source = counted["hits"], counted["queries"], "/metrics"
     if hits is None:
-        return "Prefix cache: the server does not say how many prompt tokens it had, in usage or /metrics."
+        return "Prefix cache: neither the server's usage nor its /metrics says what it had."
     share = hits / max(asked, 1)
-    return f"Prefix cache: {hits:.0f} of {asked:.0f} prompt tokens ({share:.1%}), by the server's {source}."
+    counts = f"{hits:.0f} of {asked:.0f} prompt tokens ({share:.1%})"
+    return f"Prefix cache: {counts}, by the server's {source}."
 
 
 def plot(result: dict, path: str | Path) -> None:

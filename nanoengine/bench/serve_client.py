@@ -16,7 +16,7 @@ class Timing:
 
     due: when it was to be sent; sent: when it was; chunks: when each piece of text came; ended: the last byte.
     num_prompt, num_output: tokens as the server's usage says (has_usage), else as asked and as chunks were counted.
-    num_cached: prompt tokens that the server's prefix cache had, None where its usage does not say so.
+    num_cached: prompt tokens that the server's prefix cache had, None where usage does not say.
     said: the server's own words about the error.
     """
 
@@ -128,8 +128,10 @@ async def _read(response: httpx.Response, timing: Timing, began: float) -> None:
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[str]:
-    """Lines as server-sent events have them, which end with LF, CR or both. httpx's own also end at U+2028 and
-    others, which may stand inside an event."""
+    """Lines as server-sent events have them, which end with LF, CR or both.
+
+    httpx's own also end at U+2028 and others, which may stand inside an event.
+    """
     rest = b""
     async for data in response.aiter_bytes():
         *whole, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")

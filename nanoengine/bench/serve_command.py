@@ -34,12 +34,14 @@ def add_bench_serve(kinds) -> None:
     load.add_argument("--trace", metavar="FILE", help="JSONL of input_len, output_len and perhaps at (seconds)")
     load.add_argument("--vocab-size", type=int, metavar="N", help="send random token ids below N instead of words")
     load.add_argument("--ignore-eos", action="store_true", help="answers of full length, where the server knows this")
-    load.add_argument("--seed", type=int, default=0, metavar="N", help="of lengths and arrivals (default: 0)")
+    load.add_argument("--seed", type=int, default=0, metavar="N",
+                      help="of lengths and arrivals (default: 0)")  # fmt: skip
     load.add_argument("--same-prompts", action="store_true",
-                      help="prompts by the seed, too; without it each run has its own, since a server's prefix cache "
-                           "knows those of the run before")  # fmt: skip
+                      help="prompts by the seed, too; without it each run has its own, since "
+                           "a server's prefix cache knows those of the run before")  # fmt: skip
     load.add_argument("--warm-up", type=int, default=2, metavar="N",
-                      help="requests before, not counted, with prompts of their own (default: 2)")  # fmt: skip
+                      help="requests before, not counted, with prompts of their own "
+                           "(default: 2)")  # fmt: skip
 
     out = serve.add_argument_group("result")
     for name, what in (("ttft", "to the first token"), ("tpot", "a token after it"), ("e2e", "in all")):
@@ -68,7 +70,7 @@ def run_serve(args) -> int:
     target = Target(args.url, model, args.chat, {"ignore_eos": True} if args.ignore_eos else {},
                     args.limit_name)  # fmt: skip
 
-    # a prefix cache shall know nothing of what is measured: not from the warm-up, not from a run before
+    # a prefix cache shall know nothing of what is measured, from the warm-up or a run before
     run = f"{args.seed}" if args.same_prompts else f"{args.seed} {secrets.token_hex(8)}"
 
     def prompts(part: str):
@@ -86,8 +88,10 @@ def run_serve(args) -> int:
                                    output_lens=load.output_lens[: args.warm_up], due=None)  # fmt: skip
         serve.measure(target, warm, prompts("warm-up"), concurrency=1, **options)
     before = read_cache(args.url, headers)
-    result = serve.measure(target, load, prompts("measured"), slo=slo, concurrency=concurrency, **options)
-    result |= {"prefix_cache": between(before, read_cache(args.url, headers)), "same_prompts": args.same_prompts}
+    options |= {"slo": slo, "concurrency": concurrency}
+    result = serve.measure(target, load, prompts("measured"), **options)
+    result["prefix_cache"] = between(before, read_cache(args.url, headers))
+    result["same_prompts"] = args.same_prompts
     print(serve.show(result), flush=True)
     _write(args, result)
     return 0

@@ -14,8 +14,11 @@ _GOLDEN = 0x9E3779B97F4A7C15  # odd 64-bit constant: spreads consecutive request
 
 
 class ContextLengthError(ValueError):
-    """The prompt alone leaves no room for an answer. num_tokens: of the prompt (at least so many, where its end is
-    not known); limit: tokens that prompt and answer may have together."""
+    """The prompt alone leaves no room for an answer.
+
+    num_tokens: of the prompt (at least so many, where its end is not known). limit: tokens that
+    prompt and answer may have together.
+    """
 
     def __init__(self, message: str, num_tokens: int, limit: int):
         super().__init__(message)
@@ -37,8 +40,8 @@ def make_sequence(
     pool_tokens: tokens that the whole KV pool holds. Whatever outgrows a limit later is not
     refused: it ends with finish_reason "length" at the smallest of prompt + max_tokens,
     max_model_len, and the pool + 1 (the last token's KV is never needed).
-    Errors: ValueError naming the argument, its value and the limit; ContextLengthError, which is one, for a prompt
-    that is too long.
+    Errors: ValueError naming the argument, its value and the limit; ContextLengthError, which is
+    one, for a prompt that is too long.
     """
     params = SamplingParams() if params is None else params
     if not isinstance(params, SamplingParams):
@@ -89,9 +92,10 @@ def check_token_ids(token_ids: Iterable[int], vocab_size: int | None, max_model_
         if index + 1 >= max_model_len:  # at once, so that an endless generator ends here, too
             sized = hasattr(token_ids, "__len__")
             length = len(token_ids) if sized else index + 1
+            known = length if sized else f"at least {length}"
             raise ContextLengthError(
-                f"prompt has {'' if sized else 'at least '}{length} tokens, max_model_len={max_model_len} leaves no "
-                "room for an answer: shorten the prompt or raise max_model_len",
+                f"prompt has {known} tokens, max_model_len={max_model_len} leaves no room for an "
+                "answer: shorten the prompt or raise max_model_len",
                 length,
                 max_model_len,
             )

@@ -107,24 +107,28 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise ValueError(
-                "this model has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): "
-                "it is a base model. Complete a plain prompt instead (generate(), /v1/completions), or use an "
-                "instruct model."
+                "this model has no chat template (chat_template.jinja, or chat_template in "
+                "tokenizer_config.json): it is a base model. Complete a plain prompt instead "
+                "(generate(), /v1/completions), or use an instruct model."
             )
         for name, value in (("add_generation_prompt", add_generation_prompt),
                             ("continue_final_message", continue_final_message)):  # fmt: skip
             if value not in (True, False, None):
                 raise ValueError(f"{name} must be True or False, got {value!r:.100}")
         if add_generation_prompt and continue_final_message:
-            raise ValueError("continue_final_message and add_generation_prompt exclude each other: one goes on with "
-                             "the last message, the other begins a new one")  # fmt: skip
-        prompt = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-        variables = {"tools": None, "documents": None, **self.special_tokens, "add_generation_prompt": bool(prompt)}
-        return render_chat(self.chat_template, messages, variables | kwargs,
-                           continue_final_message=bool(continue_final_message))  # fmt: skip
+            raise ValueError(
+                "continue_final_message and add_generation_prompt exclude each other: one goes on "
+                "with the last message, the other begins a new one"
+            )
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
+        variables = {"tools": None, "documents": None, **self.special_tokens}
+        variables |= {"add_generation_prompt": bool(add_generation_prompt), **kwargs}
+        going_on = bool(continue_final_message)
+        return render_chat(self.chat_template, messages, variables, continue_final_message=going_on)
 
     def check_template_kwargs(self, kwargs: Mapping[str, Any]) -> None:
-        """ValueError naming what in ``kwargs`` the model's chat template does not read: it would change nothing."""
+        """ValueError naming what in ``kwargs`` the model's template does not read: it would change nothing."""
         if self.chat_template is not None:
             check_template_kwargs(self.chat_template, kwargs, self.special_tokens)
 

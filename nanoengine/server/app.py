@@ -39,9 +39,11 @@ LONG_TEXT = 10_000  # characters: a few milliseconds of encoding
 class Settings:
     """model_name: what clients call it. api_key: None lets everyone in. max_waiting: see AsyncEngine.
     request_timeout_s: from arrival to the last byte. trace_steps: what /trace keeps; 0 turns it off.
-    grace_s: how long a shutdown waits for what runs. cors_origins: whose pages may read answers, see App.
-    keep_alive_s: how long an idle connection is kept. The default is more than the 60 to 90 s of proxies: who closes
-    first must be the proxy, or it sends a request into a connection that is just being closed."""
+    grace_s: how long a shutdown waits for what runs.
+    cors_origins: whose pages may read answers, see browsers.App; by default none of another origin.
+    keep_alive_s: how long an idle connection is kept. The default is more than the 60 to 90 s of
+    proxies: the proxy must close first, or it sends a request into a connection that just closes.
+    """
 
     model_name: str
     api_key: str | None = None
@@ -78,12 +80,13 @@ class Service:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Tokenizer.encode, for threads beside the engine's: a long text does not hold the interpreter.
 
-        Errors: ContextLengthError, before any work, for a text that cannot have fewer than max_model_len tokens.
+        Errors: ContextLengthError, before any work, for a text that cannot have fewer than
+        max_model_len tokens.
         """
         if len(text) > self._max_chars:
             least = math.ceil(len(text) * self.max_model_len / self._max_chars)
-            raise ContextLengthError(f"prompt has {len(text)} characters, which are at least {least} tokens, "
-                                     f"max_model_len={self.max_model_len}", least, self.max_model_len)  # fmt: skip
+            message = f"prompt has at least {least} tokens, max_model_len={self.max_model_len}"
+            raise ContextLengthError(message, least, self.max_model_len)
         if len(text) < LONG_TEXT:
             return self.tokenizer.encode(text, add_special_tokens)
         [encoded] = self.tokenizer.backend.encode_batch([text], add_special_tokens=add_special_tokens)
@@ -94,7 +97,7 @@ class Service:
                                       skip_special_tokens=params.skip_special_tokens)  # fmt: skip
 
     async def add(self, requests: list, prompt: str = "prompt") -> Generation:
-        """AsyncEngine.add, with its refusals as HTTP errors. prompt: the field that the prompts are made of."""
+        """AsyncEngine.add, with its refusals as HTTP errors. prompt: the field they come from."""
         try:
             return await self.engine.add(requests)
         except Overloaded as error:
@@ -123,7 +126,8 @@ class Service:
     async def answer(self, request: Request, body: Common, requests: list, replies: type[Replies], num_top: int):
         """Queue the requests and answer them, as a stream if that is wanted."""
         usage = body.stream_options is not None and body.stream_options.include_usage
-        generation = await self.add(requests, "messages" if isinstance(body, ChatRequest) else "prompt")
+        field = "messages" if isinstance(body, ChatRequest) else "prompt"
+        generation = await self.add(requests, field)
         made = replies(self.settings.model_name, self.tokenizer, num_choices=len(requests), include_usage=usage,
                        num_top=num_top)  # fmt: skip
         if body.stream:

@@ -26,11 +26,12 @@ def add_serve(serve: argparse.ArgumentParser, load) -> None:
     group.add_argument("--grace", type=float, default=30.0, metavar="S",
                        help="seconds that running requests get at the end (default: 30)")  # fmt: skip
     group.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN",
-                       help="pages of this origin (https://app.example.org, or * for all) may read answers; give it "
-                            "again for more (default: none, so that no page you visit can use your model)")  # fmt: skip
+                       help="pages of this origin (https://app.example.org, or * for all) may read "
+                            "answers; give it again for more (default: none, so that no page you "
+                            "visit can use your model)")  # fmt: skip
     group.add_argument("--keep-alive", type=float, default=120.0, metavar="S",
-                       help="seconds that an idle connection is kept; more than a proxy before it keeps it "
-                            "(default: 120)")  # fmt: skip
+                       help="seconds that an idle connection is kept; let it be more than a proxy "
+                            "in front keeps it (default: 120)")  # fmt: skip
     group.add_argument("--trace-steps", type=int, default=0, metavar="N",
                        help="keep so many steps for `nanoengine trace watch` (default: 0, off)")  # fmt: skip
     group.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))

@@ -49,8 +49,9 @@ class Limits:
         await self.app(scope, replay, send)
 
     def _authorise(self, scope) -> None:
-        # a browser's preflight (OPTIONS) comes without the key, and nothing is answered to it that needs one
-        if self._key is None or not scope["path"].startswith(PROTECTED) or scope["method"] == "OPTIONS":
+        if self._key is None or not scope["path"].startswith(PROTECTED):
+            return
+        if scope["method"] == "OPTIONS":  # a browser's preflight has no key, and its answer no secret
             return
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = given.partition(b" ")

@@ -55,35 +55,54 @@ def _explain(error: ValidationError) -> ApiError:
 
 
 # types of pydantic's errors -> what was wanted
-WANTED = {"string_type": "a string", "int_type": "an integer", "list_type": "a list", "bool_type": "a boolean",
-          "model_type": "an object", "dict_type": "an object"}  # fmt: skip
-IN_JSON = {type(None): "null", bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "a list",
-           dict: "an object"}  # fmt: skip
+WANTED = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "bool_type": "a boolean",
+    "model_type": "an object",
+    "dict_type": "an object",
+}
+IN_JSON = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
 
 
 def _fitting(errors: list[dict]) -> tuple[dict, str, str]:
     """The first error, the path that a client knows of its place, and what was wanted there.
 
-    A value that may be of several types has an error for each: what counts is the type that went furthest, and
-    where several went as far, all of them.
+    A value that may be of several types has an error for each: what counts is the type that went
+    furthest, and where several went as far, all of them.
     """
+
+    def how_far(place: tuple) -> tuple[int, int]:
+        return len(place), place[-1] if isinstance(place[-1], int) else 0
+
     union = next((i + 1 for i, part in enumerate(errors[0]["loc"]) if part in UNIONS), None)
     if union is not None and union < len(errors[0]["loc"]):
         start = errors[0]["loc"][:union]
-        tried = [error for error in errors if error["loc"][:union] == start and len(error["loc"]) > union]
-        places = [start + error["loc"][union + 1 :] for error in tried]  # without the name of the type
-        place = max(places, key=lambda place: (len(place), place[-1] if isinstance(place[-1], int) else 0))
+        tried = [e for e in errors if e["loc"][:union] == start and len(e["loc"]) > union]
+        places = [start + e["loc"][union + 1 :] for e in tried]  # without the name of the type
+        place = max(places, key=how_far)
         found = [error for error, other in zip(tried, places, strict=True) if other == place]
     else:
         place, found = errors[0]["loc"], errors[:1]
     first = found[0]
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    path = "".join(parts).removeprefix(".")
     names = list(dict.fromkeys(WANTED[error["type"]] for error in found if error["type"] in WANTED))
     if not names:
         return first, path, first["msg"]
     *others, last = names
     wanted = f"{', '.join(others)} or {last}" if others else last
-    return first, path, f"must be {wanted}, got {IN_JSON.get(type(first['input']), 'something else')}"
+    got = IN_JSON.get(type(first["input"]), "something else")
+    return first, path, f"must be {wanted}, got {got}"
 
 
 def sampling_params(body: CompletionRequest | ChatRequest) -> SamplingParams:
@@ -123,8 +142,8 @@ def _chat_logprobs(body: ChatRequest) -> int | None:
 def blame(error: ValueError, prompt: str = "prompt") -> ApiError:
     """A refusal of engine or template as a 400; its message begins with the path of the argument.
 
-    prompt: the field that the prompt is made of. A prompt that is too long is told in the words, and with the code,
-    by which clients of OpenAI's API recognise it, to shorten it and ask again.
+    prompt: the field that the prompt is made of. A prompt that is too long is told in the words,
+    and with the code, by which clients of OpenAI's API recognise it, to shorten it and ask again.
     """
     if isinstance(error, ContextLengthError):
         least = "at least " if "at least" in str(error) else ""

@@ -92,7 +92,7 @@ class CompletionRequest(Common):
     """POST /v1/completions"""
 
     prompt: str | Ids | Texts | Annotated[list[Ids], FAIL_FAST] = Field(
-        description="text or token ids, one or several; a control token in a text is taken as that token"
+        description="text or token ids, one or several; a control token in a text counts as that token"
     )
     max_tokens: int | None = Field(None, ge=1, description="default 16")
     logprobs: int | None = Field(None, ge=0, le=20)
@@ -107,8 +107,11 @@ class TextPart(Strict):
 
 
 class Message(Strict):
-    """One message. The fields that an assistant's own message may carry along must be empty; so may be its content,
-    which then counts as "". A control token in a text (<|im_end|>) is taken as that token."""
+    """One message. The fields that an assistant's own message may carry along must be empty.
+
+    Its content may be null or missing: it counts as "". A control token in a text (<|im_end|>) is
+    taken as that token, as transformers does.
+    """
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], FAIL_FAST] | None = Field(None, validate_default=True)
@@ -153,10 +156,11 @@ class ChatRequest(Common):
 
 
 def _is_union(annotation) -> bool:
-    return get_origin(annotation) in (Union, UnionType) and len(set(get_args(annotation)) - {type(None)}) > 1
+    kinds = set(get_args(annotation)) - {type(None)}
+    return get_origin(annotation) in (Union, UnionType) and len(kinds) > 1
 
 
-# Fields that take values of several types. In the place of an error pydantic names, after them, the type it tried.
+# Fields that take values of several types. Behind them in an error's place stands the type tried.
 UNIONS = frozenset(
     name
     for kind in (CompletionRequest, ChatRequest, Message)

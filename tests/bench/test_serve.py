@@ -97,15 +97,15 @@ def test_open_loop_against_our_server_from_the_command_line(tmp_path, capsys):
 
 
 def _served(capsys, *options, **settings):
-    """Run the command against a server with a prefix cache, twice: (prompts asked, what was printed) of each run."""
+    """Run the command against one server, twice: (prompts asked, what was printed) of each."""
     engine, runs = make_engine(**settings), []
     add, asked = engine.add_request, []
     engine.add_request = lambda ids, *args, **kwargs: asked.append(tuple(ids)) or add(ids, *args, **kwargs)
     with running(engine) as server:
         for _ in range(2):
             asked.clear()
-            assert main(["bench", "serve", "--url", f"{server.url}/v1", "--num-requests", "6", "--output-len", "2", "2",
-                         "--input-len", "16", "40", *options]) == 0  # fmt: skip
+            size = ["--num-requests", "6", "--output-len", "2", "2", "--input-len", "16", "40"]
+            assert main(["bench", "serve", "--url", f"{server.url}/v1", *size, *options]) == 0
             runs.append((list(asked), capsys.readouterr().out))
     return runs
 
@@ -148,7 +148,7 @@ def test_hits_are_read_from_metrics_where_usage_does_not_tell_them():
     assert between(after, anew) is between(before, none) is none is None
     assert read_cache("http://x/v1", {}, httpx.MockTransport(lambda request: httpx.Response(404))) is None
     result = measure(Target("http://x/v1", "m"), Load([1], [4]), lambda i: "a", transport=_answering(TOKEN, END))
-    assert "does not say" in show(result)
+    assert "neither the server's usage nor its /metrics" in show(result)
     assert "50 of 200 prompt tokens (25.0%), by the server's /metrics" in show(
         result | {"prefix_cache": between(before, after)})  # fmt: skip
 
