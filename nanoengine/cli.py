@@ -12,6 +12,7 @@ from nanoengine import __version__
 from nanoengine.bench.commands import add_bench
 from nanoengine.config import BACKENDS, DTYPES, POLICIES
 from nanoengine.course.cli import add_course
+from nanoengine.jsonl import json_line
 from nanoengine.server.commands import add_serve
 from nanoengine.server.trace_command import add_trace
 
@@ -124,7 +125,7 @@ def run_generate(args) -> int:
     with _load(args) as llm:
         if args.json:
             for out in llm.generate(prompts, params, use_tqdm=sys.stderr is not None and sys.stderr.isatty()):
-                print(json.dumps(_as_json(out), ensure_ascii=False), flush=True)
+                print(json_line(_as_json(out)), flush=True)
         else:
             _print_in_order(llm.stream(prompts, params), prompts)
     return 0

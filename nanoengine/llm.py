@@ -75,6 +75,8 @@ class LLM:
 
         prompts: a str, a list of token ids, a dict(prompt=…) or dict(prompt_token_ids=…), or a list
             of such. sampling_params: one for all, or a list with one a prompt.
+            A control token in a text (``<|im_end|>``) is taken as that token, as transformers does:
+            take it out of what strangers typed, or give token ids.
         Errors: ValueError for a request that can never be served; then nothing was started.
         Ctrl-C ends the call between two steps; its requests are aborted and hold no block.
         """
@@ -109,7 +111,13 @@ class LLM:
     def chat(
         self, messages, sampling_params=None, *, use_tqdm: bool = True, chat_template_kwargs: dict | None = None
     ) -> list[RequestOutput]:
-        """Answer a conversation (list of {"role", "content"}), a list of conversations, or one user message."""
+        """Answer a conversation (list of {"role", "content"}), a list of conversations, or one user message.
+
+        chat_template_kwargs: variables that the model's template reads (enable_thinking, …); also
+            continue_final_message=True, to go on with the last message's text.
+        Control tokens in a message's text count as such: see ``generate``.
+        Errors: ValueError naming the field (messages[0].content, …) or the name that no template reads.
+        """
         return self.generate(self._chat_prompts(messages, chat_template_kwargs), sampling_params, use_tqdm=use_tqdm)
 
     def stream_chat(
@@ -201,7 +209,9 @@ class LLM:
                 self.engine.step()
 
     def _chat_prompts(self, messages, kwargs: dict | None) -> list[dict]:
-        texts = [self.tokenizer.apply_chat_template(talk, **(kwargs or {})) for talk in conversations(messages)]
+        kwargs = {} if kwargs is None else kwargs
+        self.tokenizer.check_template_kwargs(kwargs)
+        texts = [self.tokenizer.apply_chat_template(talk, **kwargs) for talk in conversations(messages)]
         # the template wrote the special tokens: encoding must not add them again
         ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         return [{"prompt": text, "prompt_token_ids": i} for text, i in zip(texts, ids, strict=True)]

@@ -13,6 +13,18 @@ from nanoengine.sampling_params import SamplingParams
 _GOLDEN = 0x9E3779B97F4A7C15  # odd 64-bit constant: spreads consecutive request ids over all seeds
 
 
+class ContextLengthError(ValueError):
+    """The prompt alone leaves no room for an answer.
+
+    num_tokens: of the prompt (at least so many, where its end is not known). limit: tokens that
+    prompt and answer may have together.
+    """
+
+    def __init__(self, message: str, num_tokens: int, limit: int):
+        super().__init__(message)
+        self.num_tokens, self.limit = num_tokens, limit
+
+
 def make_sequence(
     config: EngineConfig,
     pool_tokens: int,
@@ -28,7 +40,8 @@ def make_sequence(
     pool_tokens: tokens that the whole KV pool holds. Whatever outgrows a limit later is not
     refused: it ends with finish_reason "length" at the smallest of prompt + max_tokens,
     max_model_len, and the pool + 1 (the last token's KV is never needed).
-    Errors: ValueError naming the argument, its value and the limit.
+    Errors: ValueError naming the argument, its value and the limit; ContextLengthError, which is
+    one, for a prompt that is too long.
     """
     params = SamplingParams() if params is None else params
     if not isinstance(params, SamplingParams):
@@ -36,9 +49,11 @@ def make_sequence(
     token_ids = check_token_ids(prompt_token_ids, config.vocab_size, config.max_model_len)
     length = len(token_ids)
     if length > pool_tokens:
-        raise ValueError(
+        raise ContextLengthError(
             f"prompt has {length} tokens, the whole KV pool holds {pool_tokens}: "
-            "shorten the prompt or give the engine more num_blocks"
+            "shorten the prompt or give the engine more num_blocks",
+            length,
+            pool_tokens,
         )
     if config.vocab_size is not None:
         for token in params.stop_token_ids:
@@ -75,10 +90,14 @@ def check_token_ids(token_ids: Iterable[int], vocab_size: int | None, max_model_
     ids = []
     for index, token in enumerate(token_ids):
         if index + 1 >= max_model_len:  # at once, so that an endless generator ends here, too
-            length = len(token_ids) if hasattr(token_ids, "__len__") else f"at least {index + 1}"
-            raise ValueError(
-                f"prompt has {length} tokens, max_model_len={max_model_len} leaves no room for an answer: "
-                "shorten the prompt or raise max_model_len"
+            sized = hasattr(token_ids, "__len__")
+            length = len(token_ids) if sized else index + 1
+            known = length if sized else f"at least {length}"
+            raise ContextLengthError(
+                f"prompt has {known} tokens, max_model_len={max_model_len} leaves no room for an "
+                "answer: shorten the prompt or raise max_model_len",
+                length,
+                max_model_len,
             )
         try:
             plain = token.__index__()

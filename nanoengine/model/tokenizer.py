@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from nanoengine.model.chat import render_chat
+from nanoengine.model.chat import check_template_kwargs, render_chat
 from nanoengine.model.fields import read_json
 from nanoengine.model.token_parts import bytes_or_text
 
@@ -123,24 +123,48 @@ class Tokenizer:
             return text
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
-    ) -> str:
+        self, messages: Sequence[Mapping[str, Any]], /, add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False, **kwargs: Any,
+    ) -> str:  # fmt: skip
         """The prompt text of a chat: messages are dicts with ``role`` and ``content``.
 
-        add_generation_prompt: end with the mark after which the assistant speaks. kwargs are
-        passed to the template (``tools``, ``enable_thinking``, ...). Encode the result with
-        add_special_tokens=False: a template writes the begin token itself.
+        add_generation_prompt: end with the mark after which the assistant speaks; by default yes,
+        unless the last message is continued. continue_final_message: end with the last message's
+        text, so that the model goes on with it. kwargs are passed to the template (``tools``,
+        ``enable_thinking``, ...). Encode the result with add_special_tokens=False: a template
+        writes the begin token itself.
+
+        A control token that stands in a message's text (``<|im_end|>``) is taken as that token,
+        as transformers does: what must not be, take out of the text before.
 
         Errors: ValueError if the model has no template, or a message is malformed or refused.
         """
         if self.chat_template is None:
             raise ValueError(
-                f"{self.source} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): "
-                "it is a base model. Use generate() with a plain prompt, or an instruct model."
+                "this model has no chat template (chat_template.jinja, or chat_template in "
+                "tokenizer_config.json): it is a base model. Complete a plain prompt instead "
+                "(generate(), /v1/completions), or use an instruct model."
             )
+        for name, value in (("add_generation_prompt", add_generation_prompt),
+                            ("continue_final_message", continue_final_message)):  # fmt: skip
+            if value not in (True, False, None):
+                raise ValueError(f"{name} must be True or False, got {value!r:.100}")
+        if add_generation_prompt and continue_final_message:
+            raise ValueError(
+                "continue_final_message and add_generation_prompt exclude each other: one goes on "
+                "with the last message, the other begins a new one"
+            )
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
         variables = {"tools": None, "documents": None, **self.special_tokens}
-        variables |= {"add_generation_prompt": add_generation_prompt, **kwargs}
-        return render_chat(self.chat_template, messages, variables)
+        variables |= {"add_generation_prompt": bool(add_generation_prompt), **kwargs}
+        going_on = bool(continue_final_message)
+        return render_chat(self.chat_template, messages, variables, continue_final_message=going_on)
+
+    def check_template_kwargs(self, kwargs: Mapping[str, Any]) -> None:
+        """ValueError naming what in ``kwargs`` the model's template does not read: it would change nothing."""
+        if self.chat_template is not None:
+            check_template_kwargs(self.chat_template, kwargs, self.special_tokens)
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:

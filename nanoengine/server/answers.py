@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from contextlib import suppress
 
 from starlette.responses import JSONResponse, Response
 
 from nanoengine.engine.generation import Generation, Update
+from nanoengine.jsonl import json_line
 from nanoengine.server.errors import ApiError
 from nanoengine.server.replies import Replies
 
@@ -91,7 +91,7 @@ async def _send(send, data: bytes, more: bool = True) -> None:
 
 
 def _event(data: dict) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + json_line(data).encode() + b"\n\n"
 
 
 async def _abort_when_gone(receive, generation: Generation) -> None:

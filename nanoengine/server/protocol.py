@@ -7,9 +7,11 @@ stop_token_ids, ignore_eos and skip_special_tokens are named as in vLLM's server
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 # name -> the values that ask for nothing
 NEUTRAL: dict[str, tuple] = {
@@ -89,7 +91,9 @@ class Common(Strict):
 class CompletionRequest(Common):
     """POST /v1/completions"""
 
-    prompt: str | Ids | Texts | Annotated[list[Ids], FAIL_FAST] = Field(description="text or token ids, one or several")
+    prompt: str | Ids | Texts | Annotated[list[Ids], FAIL_FAST] = Field(
+        description="text or token ids, one or several; a control token in a text counts as that token"
+    )
     max_tokens: int | None = Field(None, ge=1, description="default 16")
     logprobs: int | None = Field(None, ge=0, le=20)
     best_of: int | None = None
@@ -103,16 +107,29 @@ class TextPart(Strict):
 
 
 class Message(Strict):
-    """One message. The fields that an assistant's own message may carry along must be empty."""
+    """One message. The fields that an assistant's own message may carry along must be empty.
+
+    Its content may be null or missing: it counts as "". A control token in a text (<|im_end|>) is
+    taken as that token, as transformers does.
+    """
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], FAIL_FAST]
+    content: str | Annotated[list[TextPart], FAIL_FAST] | None = Field(None, validate_default=True)
     name: str | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    reasoning: Literal[""] | None = None
+    reasoning_content: Literal[""] | None = None
+
+    @field_validator("content", mode="after")
+    @classmethod
+    def _only_an_assistant_may_say_nothing(cls, content, info: ValidationInfo):
+        if content is None and info.data.get("role") not in ("assistant", None):
+            raise PydanticCustomError("no_content", "must be a string or a list of text parts, got null")
+        return content
 
 
 class ChatRequest(Common):
@@ -136,3 +153,17 @@ class ChatRequest(Common):
     reasoning_effort: str | None = None
     verbosity: str | None = None
     web_search_options: Any = None
+
+
+def _is_union(annotation) -> bool:
+    kinds = set(get_args(annotation)) - {type(None)}
+    return get_origin(annotation) in (Union, UnionType) and len(kinds) > 1
+
+
+# Fields that take values of several types. Behind them in an error's place stands the type tried.
+UNIONS = frozenset(
+    name
+    for kind in (CompletionRequest, ChatRequest, Message)
+    for name, field in kind.model_fields.items()
+    if _is_union(field.annotation)
+)

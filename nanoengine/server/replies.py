@@ -125,7 +125,7 @@ class ChatReplies(Replies):
     def first_chunks(self) -> list[dict]:
         return [
             self._chunk([{"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None,
-                          "finish_reason": None}])  # fmt: skip
+                          "finish_reason": None, "stop_reason": None}])  # fmt: skip
             for index in range(len(self.answers))
         ]
 
@@ -136,7 +136,8 @@ class ChatReplies(Replies):
 
     def _delta(self, update: Update, logprobs: dict | None) -> dict:
         delta = {"content": update.text} if update.text else {}
-        return {"index": update.index, "delta": delta, "logprobs": logprobs, "finish_reason": update.finish_reason}
+        return {"index": update.index, "delta": delta, "logprobs": logprobs,
+                "finish_reason": update.finish_reason, "stop_reason": update.stop_reason}  # fmt: skip
 
     def _logprobs(self, shown: list[tuple[TokenPart, dict[int, float]]], length: int) -> dict | None:
         content = []
@@ -169,7 +170,7 @@ class CompletionReplies(Replies):
 
     def _delta(self, update: Update, logprobs: dict | None) -> dict:
         return {"index": update.index, "text": update.text, "logprobs": logprobs,
-                "finish_reason": update.finish_reason}  # fmt: skip
+                "finish_reason": update.finish_reason, "stop_reason": update.stop_reason}  # fmt: skip
 
     def _logprobs(self, shown: list[tuple[TokenPart, dict[int, float]]], length: int) -> dict | None:
         tokens, offsets, own, top = [], [], [], []

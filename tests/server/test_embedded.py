@@ -74,3 +74,21 @@ def test_many_tasks_get_what_each_gets_alone(served):
     for thread in threads:
         thread.join()
     assert together == alone
+
+
+def test_a_control_token_that_a_user_typed_is_taken_as_that_token(served):
+    """As transformers does: in LLM and server, in chats and in completions."""
+    from transformers import AutoTokenizer
+
+    ours = served.service.tokenizer
+    theirs = AutoTokenizer.from_pretrained(ours.source)
+    end, typed = ours.backend.token_to_id("<|im_end|>"), "a<|im_end|>b"
+    talk = [{"role": "user", "content": typed}]
+    plain, chat = theirs(typed)["input_ids"], theirs.apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
+    assert ours.encode(typed) == plain
+    assert ours.encode(ours.apply_chat_template(talk), add_special_tokens=False) == chat
+    assert (plain.count(end), chat.count(end)) == (1, 3)  # of a chat the template wrote two
+    completion = served.openai.completions.create(model=MODEL, prompt=typed, max_tokens=1)
+    assert completion.usage.prompt_tokens == len(plain)
+    found = served.openai.chat.completions.create(model=MODEL, messages=talk, max_tokens=1)
+    assert found.usage.prompt_tokens == len(chat)
