@@ -85,15 +85,15 @@ def _best_of_tile(logits, temperatures, seeds, positions, scores, tokens, vocab,
         exponential = tl.where(uniform < 0.01, series, -_log(1.0 - uniform, ON_GPU))  # -log1p(-uniform)
         score = logit * (1.0 / tl.maximum(temperature.to(tl.float32), 1e-6))
         score = tl.minimum(tl.maximum(score, -MOST), MOST) - _log(exponential, ON_GPU)
-    # Bits are compared, not numbers: Triton's compiler takes it that there is no NaN, so that a comparison may come out
-    # either way, and its argmax over NaN may name a token that does not exist.
+    # Bits are compared, not numbers: Triton's compiler takes it that there is no NaN, so that a
+    # comparison may come out either way, and argmax over NaN may name a token that does not exist.
     bits = logit.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     score = tl.where(size < INF_BITS, score, float("-inf"))
     score = tl.where((size > INF_BITS) | (bits == INF_BITS), float("inf"), score)
-    best = tl.argmax(score, 0)
-    tl.store(scores + row * tiles + tile, tl.max(score, 0))
-    tl.store(tokens + row * tiles + tile, (tile * TILE + best).to(tl.int64))
+    best, at = tl.max(score, 0, return_indices=True)
+    tl.store(scores + row * tiles + tile, best)
+    tl.store(tokens + row * tiles + tile, (tile * TILE + at).to(tl.int64))
 
 
 @triton.jit
@@ -102,6 +102,7 @@ def _best_of_row(scores, tokens, out, tiles, PAD: tl.constexpr, NON_FINITE: tl.c
     begin(OVERLAP)
     row, tile = tl.program_id(0), tl.arange(0, PAD)
     score = tl.load(scores + row * tiles + tile, mask=tile < tiles, other=float("-inf"))
-    best, token = tl.max(score, 0), tl.load(tokens + row * tiles + tl.argmax(score, 0))
+    best, at = tl.max(score, 0, return_indices=True)
+    token = tl.load(tokens + row * tiles + at)
     token = tl.where(best == float("inf"), NON_FINITE, token)
     tl.store(out + row, tl.where(best == float("-inf"), NO_TOKEN, token))

@@ -22,7 +22,7 @@ KINDS = {
 def outputs(engine, prompts, kinds):
     seqs = []
     for i, (prompt, kind) in enumerate(zip(prompts, kinds, strict=True)):
-        params = SamplingParams(seed=i, max_tokens=4, ignore_eos=True, **kind)
+        params = SamplingParams(seed=i, max_tokens=3, ignore_eos=True, **kind)
         seqs.append(engine.add_request(prompt, params))
     for _ in engine.run():
         pass
@@ -40,30 +40,23 @@ def runner_of(config, graphs):
     return runner, give_graphs(runner, config) if graphs else []
 
 
-@pytest.mark.parametrize(("graphs", "overlap"), [(False, 0), (True, 1)])
-def test_one_request_ends_and_its_mates_do_not_notice(graphs, overlap):
+@pytest.mark.parametrize(("graphs", "overlap", "name"), [(False, 0, "greedy"), (True, 1, "logprobs")])
+def test_one_request_ends_and_its_mates_do_not_notice(graphs, overlap, name):
     config = EngineConfig(vocab_size=64, max_model_len=40, max_num_seqs=3, max_num_batched_tokens=8,
                           num_blocks=9, device="cpu", overlap=overlap)  # fmt: skip
     runner, replays = runner_of(config, graphs)
     row = runner.model.embed_tokens.data[BAD]
-    kept = row.clone()
-    for name, kind in KINDS.items():
-        kinds = [KINDS["greedy"], kind]
-        wanted = outputs(LLMEngine(config, runner=runner), MATES, kinds)
-        assert not any(BAD in seq.output_ids for seq in wanted)
-        row.fill_(float("nan"))
-        engine = LLMEngine(config, runner=runner)
-        prompts, kinds = [MATES[0], WRONG, MATES[1]], [kinds[0], kind, kinds[1]]
-        first, bad, second = outputs(engine, prompts, kinds)
-        assert (bad.finish_reason, bad.output_ids) == ("error", []), name
-        assert "non-finite logits" in bad.error
-        assert first.output_ids == wanted[0].output_ids
-        if kind == KINDS["greedy"]:  # the third of three draws with another seed
-            assert second.output_ids == wanted[1].output_ids
-        assert second.finish_reason == "length"
-        row.copy_(kept)
-        healed, = outputs(engine, [WRONG], [kind])
-        assert healed.num_cached_tokens == 0 and healed.finish_reason == "length"
+    kept, kind = row.clone(), KINDS[name]
+    wanted = outputs(LLMEngine(config, runner=runner), MATES, [kind, kind])
+    assert not any(BAD in seq.output_ids for seq in wanted)
+    row.fill_(float("nan"))
+    engine = LLMEngine(config, runner=runner)
+    *mates, bad = outputs(engine, [*MATES, WRONG], [kind] * 3)
+    assert (bad.finish_reason, bad.output_ids) == ("error", []) and "non-finite logits" in bad.error
+    assert [seq.output_ids for seq in mates] == [seq.output_ids for seq in wanted]
+    row.copy_(kept)
+    healed, = outputs(engine, [WRONG], [KINDS["greedy"]])
+    assert healed.num_cached_tokens == 0 and healed.finish_reason == "length"
     if graphs:
         assert {kind for kind, _ in replays} == {"DecodeGraphs", "MixedGraphs"}
 
@@ -76,7 +69,7 @@ def test_nan_that_comes_with_a_drawn_token_while_the_next_step_is_launched(graph
     runner, _ = runner_of(config, graphs)
     kind = KINDS["drawn" if drawn else "greedy"]
     free, mate = outputs(LLMEngine(config, runner=runner), MATES, [kind, kind])
-    token = next(token for token in free.output_ids[1:-1] if token not in mate.output_ids + MATES[1])
+    token = next(token for token in free.output_ids[:-1] if token not in mate.output_ids + MATES[1])
     at = free.output_ids.index(token)
     runner.model.embed_tokens.data[token] = float("nan")
     bad, same = outputs(LLMEngine(config, runner=runner), MATES, [kind, kind])
@@ -84,14 +77,14 @@ def test_nan_that_comes_with_a_drawn_token_while_the_next_step_is_launched(graph
     assert same.output_ids == mate.output_ids
 
 
-def test_a_sampler_that_leaves_the_vocabulary_feeds_no_step_with_it():
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_sampler_that_leaves_the_vocabulary_feeds_no_step_with_it(graphs):
     config = EngineConfig(vocab_size=64, max_model_len=40, max_num_seqs=3, max_num_batched_tokens=8,
                           num_blocks=9, device="cpu", overlap=1)  # fmt: skip
-    for graphs in (False, True):
-        runner, _ = runner_of(config, graphs)
-        runner.sampler, runner._plain_sampler = (lambda logits, seqs, at: torch.full((len(seqs),), 64)), False
-        engine = LLMEngine(config, runner=runner)
-        engine.add_request([1, 2], SamplingParams(max_tokens=3))
-        with pytest.raises(RuntimeError, match=r"token id 64, outside the vocabulary \[0, 64\)"):
-            for _ in engine.run():
-                pass
+    runner, _ = runner_of(config, graphs)
+    runner.sampler, runner._plain_sampler = (lambda logits, seqs, at: torch.full((len(seqs),), 64)), False
+    engine = LLMEngine(config, runner=runner)
+    engine.add_request([1, 2], SamplingParams(max_tokens=3))
+    with pytest.raises(RuntimeError, match=r"token id 64, outside the vocabulary \[0, 64\)"):
+        for _ in engine.run():
+            pass
