@@ -209,7 +209,8 @@ def _print_in_order(stream, prompts: list[str]) -> int:
 
 def _tell_error(out) -> bool:
     if out.error is not None:
-        print(f"nanoengine: prompt {out.index + 1} ended with an error: {out.error}", file=sys.stderr, flush=True)
+        text = f"nanoengine: prompt {out.index + 1} ended with an error: {out.error}"
+        print(text, file=sys.stderr, flush=True)
     return out.error is not None
 
 
@@ -222,11 +223,13 @@ def _as_json(out) -> dict:
     times = out.metrics
     seconds = {name: round(times[name] - times["arrival"], 6) for name in ("first_token", "finished") if name in times}
     names = ("index", "prompt", "text", "token_ids", "finish_reason", "stop_reason", "num_cached_tokens")
-    # JSON has no -inf, the logprob of a token that the model rules out; the number is that of the server
-    logprobs = out.logprobs and [{i: max(value, -9999.0) for i, value in entry.items()} for entry in out.logprobs]
+    # JSON has no -inf, the logprob of a token that the model rules out; the number is the server's
+    logprobs = out.logprobs and [
+        {i: max(value, -9999.0) for i, value in entry.items()} for entry in out.logprobs
+    ]
     error = {} if out.error is None else {"error": out.error}
-    return {name: out[name] for name in names} | error | {
-        "logprobs": logprobs, "num_prompt_tokens": len(out.prompt_token_ids), "seconds": seconds}  # fmt: skip
+    more = {"logprobs": logprobs, "num_prompt_tokens": len(out.prompt_token_ids), "seconds": seconds}
+    return {name: out[name] for name in names} | error | more
 
 
 def _add_sampling(parser: Parser, defaults: dict) -> None:

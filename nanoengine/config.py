@@ -77,8 +77,10 @@ class EngineConfig:
         put("eos_token_ids", integers("eos_token_ids", self.eos_token_ids, 0, BIG))
         for token in self.eos_token_ids:
             if self.vocab_size is not None and token >= self.vocab_size:
-                raise ValueError(f"eos_token_ids contains {token}, vocab_size is {self.vocab_size}: an end token must "
-                                 "be one that can be drawn")  # fmt: skip
+                raise ValueError(
+                    f"eos_token_ids contains {token}, vocab_size is {self.vocab_size}: "
+                    "an end token must be one that can be drawn"
+                )
         for name in ("enable_prefix_caching", "enforce_eager", "fused_kernels"):
             boolean(name, getattr(self, name))
         for name, choices in (("policy", POLICIES), ("dtype", DTYPES), ("attention", BACKENDS)):

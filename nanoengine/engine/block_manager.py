@@ -166,7 +166,7 @@ class BlockManager:
         for i in range(seq.num_committed_blocks, min(num_written, len(seq.token_ids)) // self.block_size):
             seq.num_committed_blocks += 1
             if i and self._content_of[seq.block_table[i - 1]] is None:
-                continue  # the block before it was taken out of the cache: nobody could find this one
+                continue  # the block before it was taken out of the cache: nobody could find it
             key, tokens = self._key(seq, i)
             content = self._contents.get(key)
             if content is None or content.parent_id != seq.content_id or content.tokens != tokens:
@@ -187,9 +187,10 @@ class BlockManager:
         them keeps them: tables and ref counts stay. What ``seq``, or another sequence on the same
         prefix, commits after this is not made findable either. O(pool), if anything was cached.
         """
-        gone = {content.content_id for block in seq.block_table if (content := self._content_of[block]) is not None}
+        contents = [self._content_of[block] for block in seq.block_table]
+        gone = {content.content_id for content in contents if content is not None}
         if gone:
-            for content in list(self._contents.values()):  # in the order of their ids: parents before children
+            for content in list(self._contents.values()):  # by their ids: parents before children
                 if content.content_id in gone or content.parent_id in gone:
                     gone.add(content.content_id)
                     self._forget(content)

@@ -131,7 +131,8 @@ class GpuRunner(ModelRunner):
             tokens.copy_(self._sampled(scores.float(), options.seqs, batch.sample_positions))
             if rows is not None:
                 self._previous.index_copy_(0, rows, tokens)
-        return PendingTokens(batch, tokens, self.vocab_size, self._report(raw, options.seqs, tokens), bucket, self.wait)
+        report = self._report(raw, options.seqs, tokens)
+        return PendingTokens(batch, tokens, self.vocab_size, report, bucket, self.wait)
 
     @torch.inference_mode()
     def run(self, batch: Batch, options: SamplingArrays | None = None) -> tuple:
@@ -167,7 +168,8 @@ class GpuRunner(ModelRunner):
             raw = scores.to(torch.float32, copy=True) if options.logprobs else None  # a sampler may change its logits
             tokens = self._sampled(scores.float(), options.seqs, batch.sample_positions)
         self._previous.index_copy_(0, rows, tokens)
-        return PendingTokens(batch, tokens, self.vocab_size, self._report(raw, options.seqs, tokens), wait=self.wait)
+        report = self._report(raw, options.seqs, tokens)
+        return PendingTokens(batch, tokens, self.vocab_size, report, wait=self.wait)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -15,10 +15,10 @@ from nanoengine.engine.sequence import Sequence
 # What Pending.result() may hold in place of a token id, and what the request is told.
 NON_FINITE, NO_TOKEN = -1, -2
 ROW_ERRORS = {
-    NON_FINITE: "non-finite logits: the model computed NaN or +inf for the next token (a weight that is not finite, or "
-    "an overflow of float16; try dtype='bfloat16' or 'float32')",
-    NO_TOKEN: "no token may be drawn: the logits of all tokens are -inf (every one is banned, by stop_token_ids and "
-    "min_tokens say, or the model itself rules all out)",
+    NON_FINITE: "non-finite logits: the model computed NaN or +inf for the next token (a weight "
+    "that is not finite, or an overflow of float16; try dtype='bfloat16' or 'float32')",
+    NO_TOKEN: "no token may be drawn: the logits of all tokens are -inf (every one is banned, by "
+    "stop_token_ids and min_tokens say, or the model itself rules all out)",
 }
 
 
@@ -87,10 +87,11 @@ class BlockManagerLike(Protocol):
 
 
 class Sampler(Protocol):
-    """See model.sampler.Sampler: logits [S, vocabulary] and the rows' sequences in, token ids [S] out.
+    """See model.sampler.Sampler: logits [S, vocabulary] and the rows' sequences in, ids [S] out.
 
-    It may return NO_TOKEN for a row that has no token left. Rows of which the model's logits hold NaN or +inf end
-    with NON_FINITE, whatever it returns for them; any other id outside the vocabulary is a RuntimeError that names it.
+    It may return NO_TOKEN for a row that has no token left. Rows of which the model's logits hold
+    NaN or +inf end with NON_FINITE, whatever it returns for them; any other id outside the
+    vocabulary is a RuntimeError that names it.
     """
 
     def __call__(self, logits: Any, seqs: list[Sequence], positions: Any) -> Any: ...

@@ -22,7 +22,9 @@ from nanoengine.model.weights import dummy_weights, read_weights
 class PendingTokens:
     """A launched step; the tokens stay on the device until they are asked for."""
 
-    def __init__(self, num_rows: int, sample_rows: np.ndarray, tokens: torch.Tensor, logprobs, vocab_size: int):
+    def __init__(
+        self, num_rows: int, sample_rows: np.ndarray, tokens: torch.Tensor, logprobs, vocab_size: int
+    ):
         self._num_rows, self._sample_rows, self._tokens, self._logprobs = num_rows, sample_rows, tokens, logprobs
         self._vocab_size = vocab_size
         self.logprobs: list[list[dict[int, float]]] | None = None
@@ -58,14 +60,15 @@ class ModelRunner:
             _check_limits(config, model.config.vocab_size, len(model.rope.cos))
             if len(model.embed_tokens) != model.config.vocab_size:
                 raise ValueError(
-                    f"embed_tokens has {len(model.embed_tokens)} rows, config.vocab_size is {model.config.vocab_size}: "
-                    "every token that can be drawn must have a row"
+                    f"embed_tokens has {len(model.embed_tokens)} rows, config.vocab_size is "
+                    f"{model.config.vocab_size}: every token that can be drawn must have a row"
                 )
             self.model = model.to(self.device)
         else:
             self.model = load_decoder(model, load_format, config, self.device, group)
         self.model_config = self.model.config
-        self.vocab_size = getattr(self.model, "vocab_size", self.model_config.vocab_size)  # of all ranks together
+        # of all ranks together
+        self.vocab_size = getattr(self.model, "vocab_size", self.model_config.vocab_size)
         self.dtype = next(self.model.parameters()).dtype
         m = self.model_config
         self.attention = attention or choose_backend(
@@ -116,10 +119,11 @@ class ModelRunner:
         return self.model(ids, positions, self.attention, self._layer_caches, metadata)
 
     def fed(self, ids: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
-        """int64 [T]: ids, with those in their place that are still in flight (sources: see Batch.in_flight).
+        """int64 [T]: ids, with those in their place that are in flight (sources: Batch.in_flight).
 
-        A row that got no token, or one that does not exist, is fed some id that does: reading beyond the embedding
-        would end every request on a GPU, and the row is thrown away when the host hears of it.
+        A row that got no token, or one that does not exist, is fed some id that does: reading
+        beyond the embedding would end every request on a GPU, and the row is thrown away when the
+        host hears of it.
         """
         newest = self.newest().clamp(0, self.vocab_size - 1)
         return torch.where(sources >= 0, newest[sources.clamp(min=0)], ids)
@@ -129,7 +133,7 @@ class ModelRunner:
         return self._previous if self.group is None else self.group.share(self._previous)
 
     def _sampled(self, logits: torch.Tensor, seqs, positions: np.ndarray) -> torch.Tensor:
-        """The sampler's int64 token ids [S]; RuntimeError if a sampler of your own brings something else.
+        """The sampler's int64 token ids [S]; RuntimeError if one of your own brings something else.
 
         Negative for rows whose logits are no numbers to draw from (engine.interfaces.ROW_ERRORS).
         """
@@ -177,10 +181,12 @@ def runner_type(device: str) -> type[ModelRunner]:
 
 
 def check_ids(tokens: list[int], vocab_size: int) -> list[int]:
-    """The drawn ids; RuntimeError for one that is neither in the vocabulary nor of engine.interfaces.ROW_ERRORS."""
+    """The drawn ids; RuntimeError for one outside the vocabulary that is none of ROW_ERRORS."""
     if tokens and (max(tokens) >= vocab_size or min(tokens) < min(ROW_ERRORS)):
         wrong = next(token for token in tokens if token >= vocab_size or token < min(ROW_ERRORS))
-        raise RuntimeError(f"the sampler returned token id {wrong}, outside the vocabulary [0, {vocab_size})")
+        raise RuntimeError(
+            f"the sampler returned token id {wrong}, outside the vocabulary [0, {vocab_size})"
+        )
     return tokens
 
 

@@ -3,8 +3,9 @@
 The draw is argmax over tokens of logit / temperature + Gumbel noise, and the noise is a hash of (seed,
 position, token): nothing has to be stored, sorted or summed, and no float32 copy of the logits is made.
 
-A row that holds NaN or +inf, or nothing but -inf, gets a negative number (engine.interfaces.ROW_ERRORS). It costs no
-further pass: such a logit becomes a score of +inf, all others stay below it, and the best score tells.
+A row that holds NaN or +inf, or nothing but -inf, gets a negative number (ROW_ERRORS of
+engine.interfaces). It costs no further pass: NaN and +inf become a score of +inf, finite logits stay
+below it, and the best score tells.
 """
 
 from __future__ import annotations

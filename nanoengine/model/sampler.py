@@ -146,7 +146,7 @@ class Sampler:
 
 
 def judged(tokens: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
-    """``tokens`` [S] with NON_FINITE where the model's logits hold NaN or +inf, NO_TOKEN where they hold only -inf.
+    """``tokens`` [S], with NON_FINITE where the logits hold NaN or +inf, NO_TOKEN where only -inf.
 
     highest: ``logits.amax(-1)``, which keeps a NaN. Nothing here waits for a GPU.
     """

@@ -56,18 +56,19 @@ class Tokenizer:
         self._bytes: dict[int, bytes | None] = {}
 
     def warn_of_ids_from(self, vocab_size: int) -> None:
-        """Warn of tokens that a model of ``vocab_size`` tokens lacks: added to a tokenizer, say, and never to it."""
+        """Warn of tokens that a model of ``vocab_size`` tokens lacks: added here and not there, say."""
         if self.vocab_size <= vocab_size:
             return
-        beyond = {i: text for text, i in self.backend.get_vocab(with_added_tokens=True).items() if i >= vocab_size}
+        vocab = self.backend.get_vocab(with_added_tokens=True)
+        beyond = {i: text for text, i in vocab.items() if i >= vocab_size}
         first = min(beyond)
         begin = [i for i in self.encode("") if i >= vocab_size]
-        refused = f"every text, which begins or ends with {begin[0]}," if begin else "a prompt with one of them"
-        warnings.warn(
-            f"{self.source}: {len(beyond)} tokens have ids outside the model's vocabulary [0, {vocab_size}), the first "
-            f"is {beyond[first]!r} = {first}: {refused} is refused",
-            stacklevel=2,
-        )
+        refused = "a prompt with one of them"
+        if begin:
+            refused = f"every text, which begins or ends with {begin[0]},"
+        text = f"{len(beyond)} tokens have ids outside the model's vocabulary [0, {vocab_size})"
+        text += f", the first is {beyond[first]!r} = {first}: {refused} is refused"
+        warnings.warn(f"{self.source}: {text}", stacklevel=2)
 
     @property
     def bos_token(self) -> str | None:
