@@ -122,13 +122,15 @@ def make_parser() -> Parser:
 def run_generate(args) -> int:
     prompts = _prompts(args.prompts)
     params = _sampling_params(args, GENERATE_DEFAULTS)
+    failed = 0
     with _load(args) as llm:
         if args.json:
             for out in llm.generate(prompts, params, use_tqdm=sys.stderr is not None and sys.stderr.isatty()):
+                failed += _tell_error(out)
                 print(json_line(_as_json(out)), flush=True)
         else:
-            _print_in_order(llm.stream(prompts, params), prompts)
-    return 0
+            failed = _print_in_order(llm.stream(prompts, params), prompts)
+    return 1 if failed else 0
 
 
 def run_chat(args) -> int:
@@ -183,14 +185,18 @@ def _prompts(given: list[str]) -> list[str]:
     return prompts
 
 
-def _print_in_order(stream, prompts: list[str]) -> None:
-    """Print the first unfinished request as it grows; what others gain meanwhile follows in its turn."""
-    waiting, done, turn = [""] * len(prompts), set(), 0
+def _print_in_order(stream, prompts: list[str]) -> int:
+    """Print the first unfinished request as it grows; what others gain meanwhile follows in its turn.
+
+    Returns how many ended with an error, which stderr names.
+    """
+    waiting, done, turn, failed = [""] * len(prompts), set(), 0, 0
     with closing(stream):
         _head(prompts, turn)
         for out in stream:
             waiting[out.index] += out.delta
             done |= {out.index} if out.finished else set()
+            failed += _tell_error(out)
             while turn < len(prompts) and (waiting[turn] or turn in done):
                 print(waiting[turn], end="", flush=True)
                 waiting[turn] = ""
@@ -199,6 +205,14 @@ def _print_in_order(stream, prompts: list[str]) -> None:
                 print(flush=True)
                 turn += 1
                 _head(prompts, turn)
+    return failed
+
+
+def _tell_error(out) -> bool:
+    if out.error is not None:
+        text = f"nanoengine: prompt {out.index + 1} ended with an error: {out.error}"
+        print(text, file=sys.stderr, flush=True)
+    return out.error is not None
 
 
 def _head(prompts: list[str], index: int) -> None:
@@ -209,8 +223,14 @@ def _head(prompts: list[str], index: int) -> None:
 def _as_json(out) -> dict:
     times = out.metrics
     seconds = {name: round(times[name] - times["arrival"], 6) for name in ("first_token", "finished") if name in times}
-    names = ("index", "prompt", "text", "token_ids", "finish_reason", "stop_reason", "logprobs", "num_cached_tokens")
-    return {name: out[name] for name in names} | {"num_prompt_tokens": len(out.prompt_token_ids), "seconds": seconds}
+    names = ("index", "prompt", "text", "token_ids", "finish_reason", "stop_reason", "num_cached_tokens")
+    # JSON has no -inf, the logprob of a token that the model rules out; the number is the server's
+    logprobs = out.logprobs and [
+        {i: max(value, -9999.0) for i, value in entry.items()} for entry in out.logprobs
+    ]
+    error = {} if out.error is None else {"error": out.error}
+    more = {"logprobs": logprobs, "num_prompt_tokens": len(out.prompt_token_ids), "seconds": seconds}
+    return {name: out[name] for name in names} | error | more
 
 
 def _add_sampling(parser: Parser, defaults: dict) -> None:

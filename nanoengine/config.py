@@ -27,7 +27,7 @@ class EngineConfig:
         a newcomer is not preempted by the next decode step.
     overlap: steps in flight while the host prepares the next one: 0 or 1. None: what the runner likes
         (1 on a GPU, 0 on a CPU, where host and device are the same).
-    vocab_size: ids at or above it are refused. eos_token_ids: the model's end tokens.
+    vocab_size: ids at or above it are refused. eos_token_ids: the model's end tokens, each below it.
     seed: where requests without a seed of their own get one from.
     device: "auto", "cpu", "cuda", "cuda:1". dtype: "auto", "float32", "bfloat16", "float16".
     attention: "auto", "torch", "flash" or "triton".
@@ -75,6 +75,12 @@ class EngineConfig:
         if self.kv_cache_gib is not None:
             put("kv_cache_gib", number("kv_cache_gib", self.kv_cache_gib, 1e-6, 1e6))
         put("eos_token_ids", integers("eos_token_ids", self.eos_token_ids, 0, BIG))
+        for token in self.eos_token_ids:
+            if self.vocab_size is not None and token >= self.vocab_size:
+                raise ValueError(
+                    f"eos_token_ids contains {token}, vocab_size is {self.vocab_size}: "
+                    "an end token must be one that can be drawn"
+                )
         for name in ("enable_prefix_caching", "enforce_eager", "fused_kernels"):
             boolean(name, getattr(self, name))
         for name, choices in (("policy", POLICIES), ("dtype", DTYPES), ("attention", BACKENDS)):

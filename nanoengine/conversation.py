@@ -55,6 +55,9 @@ def answer(llm, params, messages: list[dict], *, stoppable: bool = False) -> str
             for out in stream:
                 print(out.delta, end="", flush=True)
                 text += out.delta
+                if out.error is not None:
+                    told = f"\nnanoengine: the answer ended with an error: {out.error}"
+                    print(told, file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         if not stoppable:
             raise

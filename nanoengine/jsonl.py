@@ -14,7 +14,7 @@ def json_line(value) -> str:
 
     Other letters than ASCII's are written as they are; each character at which any reader would
     split a line (U+0085, U+2028, U+2029, the control characters) is written as its escape.
-    Errors: those of json.dumps.
+    Errors: those of json.dumps; ValueError for NaN and infinities, which are no JSON.
     """
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text if text.isascii() else text.translate(_ESCAPED)

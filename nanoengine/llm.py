@@ -60,6 +60,7 @@ class LLM:
             **{"vocab_size": files.config.vocab_size, "eos_token_ids": files.config.eos_token_ids} | settings
         )
         self.tokenizer = self._load_tokenizer(tokenizer, files)
+        self.tokenizer.warn_of_ids_from(files.config.vocab_size)
         if "runner" not in parts:
             parts |= {"model": files}
             if "attention_backend" in parts:
@@ -77,7 +78,8 @@ class LLM:
             of such. sampling_params: one for all, or a list with one a prompt.
             A control token in a text (``<|im_end|>``) is taken as that token, as transformers does:
             take it out of what strangers typed, or give token ids.
-        Errors: ValueError for a request that can never be served; then nothing was started.
+        Errors: ValueError for a request that can never be served; then nothing was started. A request
+            of which no token can be drawn raises nothing: see RequestOutput.error.
         Ctrl-C ends the call between two steps; its requests are aborted and hold no block.
         """
         seqs = self._add_all(prompts, sampling_params, incremental=False)
@@ -227,6 +229,7 @@ class LLM:
             text=self._text(seq, ids),
             finish_reason=seq.finish_reason,
             stop_reason=seq.stop_reason,
+            error=seq.error,
             logprobs=None if seq.logprobs is None else list(seq.logprobs),
             num_cached_tokens=seq.num_cached_tokens,
             metrics={k: v for k, v in metrics.items() if v is not None} | {"preemptions": seq.num_preemptions},

@@ -14,8 +14,10 @@ class RequestOutput:
     reads like vLLM's objects; plain attributes are the shortest.
 
     token_ids: generated ids, the end token included. text: their text without end token, stop
-    string or a character cut in half. finish_reason: "stop", "length" or "abort"; None while
-    running. stop_reason: the stop string or token id that ended it, if one did.
+    string or a character cut in half. finish_reason: "stop", "length", "abort" or "error"; None
+    while running. stop_reason: the stop string or token id that ended it, if one did.
+    error: with "error", why: the model's logits were NaN or +inf, or no token was left to draw. What
+    was generated before that is there; other requests are not touched, and nothing is raised.
     logprobs: one dict {token id: natural-log probability} a generated token, or None.
     num_cached_tokens: prompt tokens whose KV came from the prefix cache at first admission.
     metrics: seconds on the monotonic clock: "arrival", "first_token", "finished"; and the count
@@ -30,6 +32,7 @@ class RequestOutput:
     text: str = ""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    error: str | None = None
     logprobs: list[dict[int, float]] | None = None
     num_cached_tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)

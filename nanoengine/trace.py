@@ -121,8 +121,9 @@ class Trace:
             if seq.finish_reason == "abort":
                 events.append({"kind": "abort", "seq": seq_id})
             else:
+                error = {"error": seq.error} if seq.finish_reason == "error" else {}
                 events.append({"kind": "finish", "seq": seq_id, "reason": seq.finish_reason,
-                               "generated": seq.num_output_tokens})  # fmt: skip
+                               "generated": seq.num_output_tokens, **error})  # fmt: skip
         return [{**event, "why": why(event)} for event in events]
 
     def _left_over(self, engine) -> list[dict]:
@@ -218,7 +219,8 @@ def why(event: dict) -> str:
                 "will be computed again."
             )
         case "finish":
-            reason = {"stop": "an end token or stop string", "length": "its length limit"}[event["reason"]]
+            reason = {"stop": "an end token or stop string", "length": "its length limit",
+                      "error": f"an error ({event.get('error')})"}[event["reason"]]  # fmt: skip
             return f"Sequence {seq} ends by {reason} after {event['generated']} tokens; its blocks are free."
         case "abort":
             return f"Sequence {seq} was aborted; its blocks are free."

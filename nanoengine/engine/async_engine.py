@@ -153,7 +153,7 @@ class AsyncEngine:
                 self._listener(update)
             if update.finish_reason is not None:
                 self._count(-1)
-                if update.finish_reason != "abort":
+                if update.finish_reason not in ("abort", "error"):
                     self._durations.append(update.at - update.arrival)
             generation.put(update)
 
@@ -265,6 +265,8 @@ class AsyncEngine:
         for record in records:
             if record.has_news:
                 updates.append((record.generation, record.update(now)))
+                if record.seq.error is not None:
+                    log.error("a request ended with an error: %s", record.seq.error)
             if record.seq.finish_reason is not None:
                 del self._by_seq[record.seq.seq_id]
         if updates:

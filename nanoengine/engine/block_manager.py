@@ -164,6 +164,9 @@ class BlockManager:
         if not self.enable_prefix_caching:
             return
         for i in range(seq.num_committed_blocks, min(num_written, len(seq.token_ids)) // self.block_size):
+            seq.num_committed_blocks += 1
+            if i and self._content_of[seq.block_table[i - 1]] is None:
+                continue  # the block before it was taken out of the cache: nobody could find it
             key, tokens = self._key(seq, i)
             content = self._contents.get(key)
             if content is None or content.parent_id != seq.content_id or content.tokens != tokens:
@@ -175,7 +178,22 @@ class BlockManager:
             content.blocks.append(seq.block_table[i])
             self._content_of[seq.block_table[i]] = content
             seq.content_id = content.content_id
-            seq.num_committed_blocks += 1
+
+    def uncache(self, seq: Sequence) -> None:
+        """Make findable no longer what the blocks of ``seq`` hold, nor anything chained to it.
+
+        For KV that may be wrong. All blocks of its table count, also those that it found in the cache
+        (they may be where the fault came from) and blocks of others with the same content. Who holds
+        them keeps them: tables and ref counts stay. What ``seq``, or another sequence on the same
+        prefix, commits after this is not made findable either. O(pool), if anything was cached.
+        """
+        contents = [self._content_of[block] for block in seq.block_table]
+        gone = {content.content_id for content in contents if content is not None}
+        if gone:
+            for content in list(self._contents.values()):  # by their ids: parents before children
+                if content.content_id in gone or content.parent_id in gone:
+                    gone.add(content.content_id)
+                    self._forget(content)
 
     def is_cached(self, block: int) -> bool:
         """True if the block holds a content that a later prompt can find."""

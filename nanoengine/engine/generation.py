@@ -41,8 +41,9 @@ class Update:
     """What one request has gained since its last update.
 
     index: which request of its Generation. text: safe to show; the texts join to the whole. logprobs: one
-    dict a token, or None. finish_reason: None while it runs; "stop", "length" or "abort". failed: it was
-    given up because steps kept raising, or because its own text could not be made.
+    dict a token, or None. finish_reason: None while it runs; "stop", "length", "abort" or "error", and with
+    the last ``error`` says why. failed: it was given up because steps kept raising, or because its own
+    text could not be made.
     arrival, at, before: seconds on the monotonic clock: when it was asked, when the newest token was
     there, and the same of the update before (None for the first).
     """
@@ -59,6 +60,7 @@ class Update:
     at: float
     before: float | None = None
     failed: bool = False
+    error: str | None = None
 
     def merge(self, newer: Update) -> None:
         """Take in the update that follows this one."""
@@ -67,7 +69,7 @@ class Update:
         if self.logprobs is not None:
             self.logprobs += newer.logprobs or []
         self.finish_reason, self.stop_reason = newer.finish_reason, newer.stop_reason
-        self.at, self.failed = newer.at, newer.failed
+        self.at, self.failed, self.error = newer.at, newer.failed, newer.error
 
 
 class Generation:
@@ -181,6 +183,7 @@ class Open:
             at=now,
             before=self.at,
             failed=self.failed,
+            error=seq.error,
         )
         self.num_tokens += len(token_ids)
         self.at = now

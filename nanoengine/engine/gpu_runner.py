@@ -17,7 +17,7 @@ from nanoengine.engine.block_tables import BlockTables
 from nanoengine.engine.cuda_graph import record_graphs
 from nanoengine.engine.device import upload
 from nanoengine.engine.gpu_memory import blocks_that_fit, explain_out_of_memory
-from nanoengine.engine.model_runner import ModelRunner
+from nanoengine.engine.model_runner import ModelRunner, check_ids
 from nanoengine.engine.sampling_arrays import SamplingArrays
 from nanoengine.engine.sequence import Sequence
 from nanoengine.model.decoder import Attention, Decoder, DecoderLayer
@@ -50,8 +50,9 @@ class PendingTokens:
     report: () -> logprobs of the sampling rows, computed when asked for. wait: (event) -> None, once it is there.
     """
 
-    def __init__(self, batch: Batch, tokens: torch.Tensor, report=None, graph_bucket: int | None = None,
-                 wait=torch.cuda.Event.synchronize):  # fmt: skip
+    def __init__(self, batch: Batch, tokens: torch.Tensor, vocab_size: int, report=None,
+                 graph_bucket: int | None = None, wait=torch.cuda.Event.synchronize):  # fmt: skip
+        self._vocab_size = vocab_size
         self._num_rows, self._sample_rows, self._report = len(batch.seqs), batch.sample_rows, report
         self._wait = wait
         self.graph_bucket, self.logprobs = graph_bucket, None
@@ -63,7 +64,7 @@ class PendingTokens:
     def result(self) -> list[list[int]]:
         if self._landed is not None:
             self._wait(self._landed)
-        tokens = self._host.tolist()
+        tokens = check_ids(self._host.tolist(), self._vocab_size)
         if len(tokens) == self._num_rows:
             results = [[token] for token in tokens]
         else:
@@ -130,7 +131,8 @@ class GpuRunner(ModelRunner):
             tokens.copy_(self._sampled(scores.float(), options.seqs, batch.sample_positions))
             if rows is not None:
                 self._previous.index_copy_(0, rows, tokens)
-        return PendingTokens(batch, tokens, self._report(raw, options.seqs, tokens), bucket, self.wait)
+        report = self._report(raw, options.seqs, tokens)
+        return PendingTokens(batch, tokens, self.vocab_size, report, bucket, self.wait)
 
     @torch.inference_mode()
     def run(self, batch: Batch, options: SamplingArrays | None = None) -> tuple:
@@ -155,7 +157,7 @@ class GpuRunner(ModelRunner):
 
     def _sample_eagerly(self, batch: Batch, options: SamplingArrays, scores, rows, seeds, temperatures, places):
         if scores is None:
-            return PendingTokens(batch, rows, wait=self.wait)
+            return PendingTokens(batch, rows, self.vocab_size, wait=self.wait)
         raw = None
         if options.plain and self._plain_sampler and self._paged:
             from nanoengine.kernels.draw import draw
@@ -166,7 +168,8 @@ class GpuRunner(ModelRunner):
             raw = scores.to(torch.float32, copy=True) if options.logprobs else None  # a sampler may change its logits
             tokens = self._sampled(scores.float(), options.seqs, batch.sample_positions)
         self._previous.index_copy_(0, rows, tokens)
-        return PendingTokens(batch, tokens, self._report(raw, options.seqs, tokens), wait=self.wait)
+        report = self._report(raw, options.seqs, tokens)
+        return PendingTokens(batch, tokens, self.vocab_size, report, wait=self.wait)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:

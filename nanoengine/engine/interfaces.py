@@ -12,6 +12,15 @@ from typing import Any, Protocol, runtime_checkable
 from nanoengine.engine.batch import Batch
 from nanoengine.engine.sequence import Sequence
 
+# What Pending.result() may hold in place of a token id, and what the request is told.
+NON_FINITE, NO_TOKEN = -1, -2
+ROW_ERRORS = {
+    NON_FINITE: "non-finite logits: the model computed NaN or +inf for the next token (a weight "
+    "that is not finite, or an overflow of float16; try dtype='bfloat16' or 'float32')",
+    NO_TOKEN: "no token may be drawn: the logits of all tokens are -inf (every one is banned, by "
+    "stop_token_ids and min_tokens say, or the model itself rules all out)",
+}
+
 
 @runtime_checkable
 class Pending(Protocol):
@@ -20,6 +29,12 @@ class Pending(Protocol):
     Returns one list of token ids a row: empty for an unfinished chunk, one id for a decode or a
     finished prompt, several where drafts were accepted. ``logprobs`` is, after result(), None or
     one list a row of {token id: natural-log probability} in step with the ids.
+
+    Where no token can be drawn, NON_FINITE or NO_TOKEN stands in place of the id. The engine ends
+    that request alone: finish_reason "error", ``error`` says why (ROW_ERRORS), none of its blocks
+    stays in the prefix cache. The step behind it may be launched already and be fed with this row:
+    the runner then feeds any valid id (what comes of it is thrown away), never the negative one.
+    Any other negative id is a mistake of the runner: RuntimeError.
     """
 
     logprobs: list[list[dict[int, float]]] | None
@@ -56,7 +71,7 @@ class SchedulerLike(Protocol):
 
 @runtime_checkable
 class BlockManagerLike(Protocol):
-    """See engine.block_manager.BlockManager."""
+    """See engine.block_manager.BlockManager. One that caches prefixes has ``uncache(seq)``, too."""
 
     num_blocks: int
     block_size: int
@@ -72,6 +87,11 @@ class BlockManagerLike(Protocol):
 
 
 class Sampler(Protocol):
-    """See model.sampler.Sampler: logits [S, vocabulary] and the rows' sequences in, token ids out."""
+    """See model.sampler.Sampler: logits [S, vocabulary] and the rows' sequences in, ids [S] out.
+
+    It may return NO_TOKEN for a row that has no token left. Rows of which the model's logits hold
+    NaN or +inf end with NON_FINITE, whatever it returns for them; any other id outside the
+    vocabulary is a RuntimeError that names it.
+    """
 
     def __call__(self, logits: Any, seqs: list[Sequence], positions: Any) -> Any: ...

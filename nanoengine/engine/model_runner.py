@@ -12,22 +12,27 @@ from nanoengine.attention import choose_backend
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
 from nanoengine.engine.device import cpu_kv_bytes, pick_device, pick_dtype
+from nanoengine.engine.interfaces import ROW_ERRORS
 from nanoengine.model.decoder import Decoder
 from nanoengine.model.resolve import ModelFiles, resolve_model
-from nanoengine.model.sampler import Sampler, report_logprobs
+from nanoengine.model.sampler import Sampler, judged, report_logprobs
 from nanoengine.model.weights import dummy_weights, read_weights
 
 
 class PendingTokens:
     """A launched step; the tokens stay on the device until they are asked for."""
 
-    def __init__(self, num_rows: int, sample_rows: np.ndarray, tokens: torch.Tensor, logprobs):
+    def __init__(
+        self, num_rows: int, sample_rows: np.ndarray, tokens: torch.Tensor, logprobs, vocab_size: int
+    ):
         self._num_rows, self._sample_rows, self._tokens, self._logprobs = num_rows, sample_rows, tokens, logprobs
+        self._vocab_size = vocab_size
         self.logprobs: list[list[dict[int, float]]] | None = None
 
     def result(self) -> list[list[int]]:
         results: list[list[int]] = [[] for _ in range(self._num_rows)]
-        for row, token in zip(self._sample_rows.tolist(), self._tokens.tolist(), strict=True):
+        tokens = check_ids(self._tokens.tolist(), self._vocab_size)
+        for row, token in zip(self._sample_rows.tolist(), tokens, strict=True):
             results[row].append(token)
         if self._logprobs is not None:
             self.logprobs = [[] for _ in range(self._num_rows)]
@@ -53,10 +58,17 @@ class ModelRunner:
         self.device, self.group = pick_device(config.device), group
         if isinstance(model, Decoder):
             _check_limits(config, model.config.vocab_size, len(model.rope.cos))
+            if len(model.embed_tokens) != model.config.vocab_size:
+                raise ValueError(
+                    f"embed_tokens has {len(model.embed_tokens)} rows, config.vocab_size is "
+                    f"{model.config.vocab_size}: every token that can be drawn must have a row"
+                )
             self.model = model.to(self.device)
         else:
             self.model = load_decoder(model, load_format, config, self.device, group)
         self.model_config = self.model.config
+        # of all ranks together
+        self.vocab_size = getattr(self.model, "vocab_size", self.model_config.vocab_size)
         self.dtype = next(self.model.parameters()).dtype
         m = self.model_config
         self.attention = attention or choose_backend(
@@ -86,7 +98,7 @@ class ModelRunner:
         tokens = self._sampled(logits, seqs, batch.sample_positions) if seqs else logits.new_empty(0, dtype=torch.int64)
         logprobs = report_logprobs(raw, seqs, tokens) if wants else None
         self._previous[torch.from_numpy(batch.sample_rows).to(self.device)] = tokens
-        return PendingTokens(len(batch.seqs), batch.sample_rows, tokens, logprobs)
+        return PendingTokens(len(batch.seqs), batch.sample_rows, tokens, logprobs, self.vocab_size)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> torch.Tensor:
@@ -107,22 +119,32 @@ class ModelRunner:
         return self.model(ids, positions, self.attention, self._layer_caches, metadata)
 
     def fed(self, ids: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
-        """int64 [T]: ids, with those in their place that are still in flight (sources: see Batch.in_flight)."""
-        return torch.where(sources >= 0, self.newest()[sources.clamp(min=0)], ids)
+        """int64 [T]: ids, with those in their place that are in flight (sources: Batch.in_flight).
+
+        A row that got no token, or one that does not exist, is fed some id that does: reading
+        beyond the embedding would end every request on a GPU, and the row is thrown away when the
+        host hears of it.
+        """
+        newest = self.newest().clamp(0, self.vocab_size - 1)
+        return torch.where(sources >= 0, newest[sources.clamp(min=0)], ids)
 
     def newest(self) -> torch.Tensor:
         """By row of the last launch, the token that it sampled; on every rank."""
         return self._previous if self.group is None else self.group.share(self._previous)
 
     def _sampled(self, logits: torch.Tensor, seqs, positions: np.ndarray) -> torch.Tensor:
-        """The sampler's int64 token ids [S]; RuntimeError if a sampler of your own brings something else."""
+        """The sampler's int64 token ids [S]; RuntimeError if one of your own brings something else.
+
+        Negative for rows whose logits are no numbers to draw from (engine.interfaces.ROW_ERRORS).
+        """
+        highest = logits.amax(-1)  # first: a sampler may change its logits
         tokens = torch.as_tensor(self.sampler(logits, seqs, positions), device=self.device)
         if tokens.shape != (len(seqs),) or tokens.dtype.is_floating_point or tokens.dtype == torch.bool:
             raise RuntimeError(
                 f"the sampler returned {tokens.dtype} of shape {list(tokens.shape)}, "
                 f"expected one integer token id for each of the {len(seqs)} rows"
             )
-        return tokens.long()
+        return judged(tokens.long(), highest)
 
     def _blocks_that_fit(self, config: EngineConfig) -> int:
         block_bytes = self.model_config.kv_bytes_per_token(self.dtype.itemsize) * self.block_size
@@ -156,6 +178,16 @@ def runner_type(device: str) -> type[ModelRunner]:
     from nanoengine.engine.gpu_runner import GpuRunner
 
     return GpuRunner
+
+
+def check_ids(tokens: list[int], vocab_size: int) -> list[int]:
+    """The drawn ids; RuntimeError for one outside the vocabulary that is none of ROW_ERRORS."""
+    if tokens and (max(tokens) >= vocab_size or min(tokens) < min(ROW_ERRORS)):
+        wrong = next(token for token in tokens if token >= vocab_size or token < min(ROW_ERRORS))
+        raise RuntimeError(
+            f"the sampler returned token id {wrong}, outside the vocabulary [0, {vocab_size})"
+        )
+    return tokens
 
 
 def _check_limits(config: EngineConfig, vocab_size: int, positions: int) -> None:

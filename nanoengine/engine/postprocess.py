@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from nanoengine.engine.batch import Batch
-from nanoengine.engine.interfaces import BlockManagerLike, Pending
+from nanoengine.engine.interfaces import ROW_ERRORS, BlockManagerLike, Pending
 from nanoengine.engine.scheduler import Plan
 from nanoengine.engine.sequence import Sequence
 
@@ -53,7 +53,8 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
     """Wait for the step and write its tokens back: append, look for an end, commit full blocks.
 
     Rows that were ended or aborted while the step was in flight get nothing: no token after an
-    end. The last step in flight of such a row gives its blocks back.
+    end. The last step in flight of such a row gives its blocks back. A row of which no token can be
+    drawn ends with "error" (engine.interfaces.Pending), and the others go on.
     """
     results = list(step.pending.result())
     logprobs = getattr(step.pending, "logprobs", None)
@@ -71,6 +72,11 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
         known = seq.token_ids
         before = size = len(known)
         for token in tokens:
+            if token < 0:
+                _fail(seq, token, manager)
+                output.finished.append(seq)
+                results[row] = tokens[: size - before]
+                break
             known.append(token)
             size += 1
             if token in seq.end_token_ids or size >= seq.max_total_tokens or seq.detokenizer is not None:
@@ -78,11 +84,11 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
                     output.finished.append(seq)
                     results[row] = tokens[: size - before]
                     break
-        if seq.first_token is None and tokens:
+        if seq.first_token is None and results[row]:
             seq.first_token = now
         if logprobs is not None and seq.logprobs is not None:
             seq.logprobs.extend(logprobs[row][: len(results[row])])
-        if written // block_size > seq.num_committed_blocks:
+        if written // block_size > seq.num_committed_blocks and seq.finish_reason != "error":
             manager.commit(seq, written)
     _count(batch, output)
     return output
@@ -106,6 +112,20 @@ def end(seq: Sequence, finish_reason: str, stop_reason: str | int | None = None)
     seq.finish_reason, seq.stop_reason, seq.finished_at = finish_reason, stop_reason, time.monotonic()
     if seq.detokenizer is not None:
         seq.detokenizer.finish()
+
+
+def _fail(seq: Sequence, code: int, manager: BlockManagerLike) -> None:
+    """End ``seq`` for the reason that the runner gives; nobody may find KV that may hold NaN."""
+    if code not in ROW_ERRORS:
+        raise RuntimeError(
+            f"the runner returned token id {code} for request {seq.seq_id}: an id is at least 0; "
+            f"{', '.join(map(str, ROW_ERRORS))} say why none could be drawn (engine.interfaces)"
+        )
+    counts = f"{len(seq.token_ids)} tokens, {seq.num_prompt_tokens} of them the prompt's"
+    seq.error = f"{ROW_ERRORS[code]}; it had {counts}"
+    end(seq, "error")
+    if hasattr(manager, "uncache"):  # one of your own without a prefix cache need not have it
+        manager.uncache(seq)
 
 
 def _check_rows(results: list[list[int]], batch: Batch) -> None:

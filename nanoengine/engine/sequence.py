@@ -59,6 +59,7 @@ class Sequence:
     num_cached_tokens: int = 0
 
     finish_reason: str | None = None
+    error: str | None = None  # why, where finish_reason is "error"
     stop_reason: str | int | None = None
     logprobs: list[dict[int, float]] | None = None
     num_preemptions: int = 0

@@ -17,7 +17,7 @@ def decode_inputs_reference(ids, sources, previous, positions, slots, table_rows
     tables[table_rows[real], positions[real] // block_size] = (slots[real] // block_size).int()
     ids = ids - first
     mine = (ids >= 0) & (ids < len(embedding))
-    return embedding[ids * mine] * mine[:, None]
+    return embedding[ids * mine].masked_fill(~mine[:, None], 0)
 
 
 def decode_inputs(ids, sources, previous, positions, slots, table_rows, tables, embedding, block_size: int,
@@ -27,7 +27,8 @@ def decode_inputs(ids, sources, previous, positions, slots, table_rows, tables, 
     ids: int64 [B]; where sources >= 0 the id is previous[sources], which the step before sampled and
     the host has not seen yet. A slot names its block (slot // block_size), so a block table on the
     device grows without anything but the slots being sent. A row with slot -1 is padding. first: the id of
-    embedding's first row; an id that is not in ``embedding`` gets zeros (it is another rank's).
+    embedding's first row; an id that is not in ``embedding`` gets zeros (it is another rank's, or negative: the
+    row got no token and is thrown away).
     """
     rows, hidden = len(ids), embedding.shape[1]
     out = embedding.new_empty(rows, hidden)

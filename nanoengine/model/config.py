@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nanoengine.model.fields import Fields, read_json
+from nanoengine.model.fields import Fields, read_json, warn
 from nanoengine.model.rope_config import read_rope
 
 _LLAMA, _QWEN2, _QWEN3 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
@@ -22,6 +22,8 @@ class ModelConfig:
     k, v and o (some Llamas). qkv_bias: bias on q, k and v alone (Qwen2). tie_word_embeddings: the
     head is the embedding's transpose.
     eos_token_ids: every id that ends an answer (generation_config.json first, then config.json).
+        An id from a file that lies outside the vocabulary cannot be drawn: it is left out, with a
+        warning that names file, field and id.
     rope_scaling: None, or Llama 3's {"rope_type": "llama3", factor, low_freq_factor,
     high_freq_factor, original_max_position_embeddings}, or {"rope_type": "linear", "factor"}.
     """
@@ -71,11 +73,12 @@ def model_type(config: ModelConfig) -> str:
 
 
 def config_from_dict(
-    raw: dict[str, Any], *, generation: dict[str, Any] | None = None, source: str = "config.json"
-) -> ModelConfig:
+    raw: dict[str, Any], *, generation: dict[str, Any] | None = None, source: str = "config.json",
+    generation_source: str = "generation_config.json",
+) -> ModelConfig:  # fmt: skip
     """Build a ModelConfig from the parsed config.json (and generation_config.json).
 
-    Errors: ValueError naming ``source`` and the field that is missing, wrong or not supported.
+    Errors: ValueError naming the file and the field that is missing, wrong or not supported.
     """
     fields = Fields(raw, source)
     model_type = raw.get("model_type")
@@ -89,12 +92,15 @@ def config_from_dict(
     kv_heads = fields.integer("num_key_value_heads", None) or heads
     if heads % kv_heads:
         raise ValueError(f"{source}: num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}")
-    layers = fields.integer("num_hidden_layers")
+    layers, vocab_size = fields.integer("num_hidden_layers"), fields.integer("vocab_size")
     _refuse_other_layers(fields, model_type, layers)
     rope = read_rope(fields, model_type)
+    eos = _token_ids(Fields(generation or {}, generation_source), "eos_token_id", vocab_size)
+    eos = eos or _token_ids(fields, "eos_token_id", vocab_size)
+    bos = _token_ids(fields, "bos_token_id", vocab_size)
     return ModelConfig(
         architecture=ARCHITECTURES[model_type],
-        vocab_size=fields.integer("vocab_size"),
+        vocab_size=vocab_size,
         hidden_size=hidden,
         intermediate_size=fields.integer("intermediate_size"),
         num_hidden_layers=layers,
@@ -112,8 +118,8 @@ def config_from_dict(
         qk_norm=model_type == "qwen3",
         qkv_bias=model_type == "qwen2",
         dtype=_dtype(fields),
-        bos_token_id=fields.integer("bos_token_id", None, least=0),
-        eos_token_ids=_end_ids(fields, generation),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=eos,
         name=fields.text("_name_or_path", None) or "",
     )
 
@@ -153,15 +159,23 @@ def _dtype(fields: Fields) -> str:
     return value
 
 
-def _end_ids(fields: Fields, generation: dict[str, Any] | None) -> tuple[int, ...]:
-    first = Fields(generation or {}, Path(fields.source).with_name("generation_config.json"))
-    for each in (first, fields):
-        value = each.values.get("eos_token_id")
-        if isinstance(value, (list, tuple)):
-            return tuple(each.integers("eos_token_id"))
-        if value is not None:
-            return (each.integer("eos_token_id", least=0),)
-    return ()
+def _token_ids(fields: Fields, name: str, vocab_size: int) -> tuple[int, ...]:
+    """The ids of a field that holds one, several or none, without those outside the vocabulary.
+
+    Errors: ValueError for what is no integer.
+    """
+    value = fields.values.get(name)
+    if value is None:
+        return ()
+    found = fields.integers(name) if isinstance(value, (list, tuple)) else [fields.integer(name, least=-(2**63))]
+    outside = [token for token in found if not 0 <= token < vocab_size]
+    if outside:
+        ids = ", ".join(map(str, outside))
+        warn(
+            f"{fields.source}: {name} {ids} is outside the vocabulary [0, {vocab_size}): "
+            "left out, the model cannot draw it"
+        )
+    return tuple(token for token in found if 0 <= token < vocab_size)
 
 
 def load_model_config(folder: str | Path) -> ModelConfig:
@@ -178,7 +192,9 @@ def load_model_config(folder: str | Path) -> ModelConfig:
     raw = read_json(folder / "config.json")
     generation_file = folder / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
-    return config_from_dict(raw, generation=generation, source=str(folder / "config.json"))
+    return config_from_dict(
+        raw, generation=generation, source=str(folder / "config.json"), generation_source=str(generation_file)
+    )
 
 
 # Shapes for load_format="dummy": random weights, for tests and benchmarks. Sources: the public

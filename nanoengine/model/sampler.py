@@ -13,8 +13,10 @@ import numpy as np
 import torch
 
 from nanoengine.engine.device import on_device, upload
+from nanoengine.engine.interfaces import NO_TOKEN, NON_FINITE
 from nanoengine.engine.sequence import Sequence
 
+MOST = 3e38  # of a score: penalties and temperature turn no finite logit into an infinite one
 _GOLDEN, _C1, _C2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
@@ -90,10 +92,14 @@ class Sampler:
         self._histories: WeakKeyDictionary[Sequence, _History] = WeakKeyDictionary()
 
     def __call__(self, logits: torch.Tensor, seqs: list[Sequence], positions: np.ndarray) -> torch.Tensor:
-        """int64 [S]: the next token of each row. ``logits`` may be changed in place."""
+        """int64 [S]: the next token of each row, or NO_TOKEN. ``logits`` may be changed in place."""
         rows = self._rows_of(seqs, logits.device)
         self._penalise(logits, rows)
         self._hold_ends(logits, rows, positions)
+        none_left = logits.amax(-1) == -torch.inf  # after all masks
+        return self._choose(logits, rows, positions).masked_fill(none_left, NO_TOKEN)
+
+    def _choose(self, logits: torch.Tensor, rows: _Rows, positions: np.ndarray) -> torch.Tensor:
         greedy = None if rows.all_sampled else logits.argmax(-1)
         if not rows.sampled:
             return greedy
@@ -117,18 +123,19 @@ class Sampler:
                 scaled = torch.where(row > 0, row / p.repetition_penalty, row * p.repetition_penalty)
                 row = torch.where(history.seen, scaled, row)
             row = row - p.frequency_penalty * history.counts - p.presence_penalty * (history.counts > 0)
-            logits[i] = row
+            logits[i] = torch.where(logits[i].isfinite(), row.clamp_(-MOST, MOST), logits[i])
 
     def _hold_ends(self, logits: torch.Tensor, rows: _Rows, positions: np.ndarray) -> None:
         """No end token before min_tokens tokens are generated."""
         for i in rows.held:
             seq = rows.seqs[i]
             if positions[i] - seq.num_prompt_tokens < seq.params.min_tokens and seq.end_token_ids:
-                ends = on_device(list(seq.end_token_ids), torch.int64, logits.device)
+                known = [token for token in seq.end_token_ids if token < logits.shape[-1]]
+                ends = on_device(known, torch.int64, logits.device)
                 logits[i].index_fill_(0, ends, -torch.inf)
 
     def _draw(self, logits: torch.Tensor, rows: _Rows, positions: np.ndarray) -> torch.Tensor:
-        scores = logits / rows.temperature.clamp(min=1e-6)
+        scores = (logits / rows.temperature.clamp(min=1e-6)).clamp_(max=MOST)
         if rows.truncated:
             i = rows.truncated_index
             scores[i] = truncate(scores[i], rows.top_k[i], rows.top_p[i], rows.min_p[i])
@@ -138,12 +145,22 @@ class Sampler:
         return (scores + gumbel_noise(seeds, places, logits.shape[-1])).argmax(-1)
 
 
+def judged(tokens: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
+    """``tokens`` [S], with NON_FINITE where the logits hold NaN or +inf, NO_TOKEN where only -inf.
+
+    highest: ``logits.amax(-1)``, which keeps a NaN. Nothing here waits for a GPU.
+    """
+    tokens = tokens.masked_fill(highest == -torch.inf, NO_TOKEN)
+    return tokens.masked_fill(~(highest < torch.inf), NON_FINITE)
+
+
 def report_logprobs(
     logits: torch.Tensor, seqs: list[Sequence], tokens: torch.Tensor
 ) -> list[dict[int, float]] | None:
     """For each row that asks: {token: natural-log probability} of the likeliest and the chosen token.
 
     ``logits`` are the model's own, before penalties, temperature and truncation. None if no row asks.
+    What it says of a row without a token (a negative one) means nothing.
     """
     asking = [i for i, seq in enumerate(seqs) if seq.params.logprobs is not None]
     if not asking:
@@ -152,7 +169,7 @@ def report_logprobs(
     scores = logits[index].float().log_softmax(-1)
     most = max(seqs[i].params.logprobs for i in asking)
     values, ids = scores.topk(min(most, scores.shape[-1]))
-    chosen = tokens[index]
+    chosen = tokens[index].clamp(0, scores.shape[-1] - 1)
     own = scores.gather(1, chosen[:, None])[:, 0]
     result: list[dict[int, float]] = [{} for _ in seqs]
     for i, row_ids, row_values, token, value in zip(

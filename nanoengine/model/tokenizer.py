@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,21 @@ class Tokenizer:
         self._has_byte_tokens = decoder is not None and '"ByteFallback"' in decoder.__getstate__().decode()
         self._bytes: dict[int, bytes | None] = {}
         self._texts: dict[int, str] = {}
+
+    def warn_of_ids_from(self, vocab_size: int) -> None:
+        """Warn of tokens that a model of ``vocab_size`` tokens lacks: added here and not there, say."""
+        if self.vocab_size <= vocab_size:
+            return
+        vocab = self.backend.get_vocab(with_added_tokens=True)
+        beyond = {i: text for text, i in vocab.items() if i >= vocab_size}
+        first = min(beyond)
+        begin = [i for i in self.encode("") if i >= vocab_size]
+        refused = "a prompt with one of them"
+        if begin:
+            refused = f"every text, which begins or ends with {begin[0]},"
+        text = f"{len(beyond)} tokens have ids outside the model's vocabulary [0, {vocab_size})"
+        text += f", the first is {beyond[first]!r} = {first}: {refused} is refused"
+        warnings.warn(f"{self.source}: {text}", stacklevel=2)
 
     @property
     def bos_token(self) -> str | None:

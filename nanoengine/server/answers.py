@@ -21,7 +21,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 async def whole(receive, generation: Generation, replies: Replies, timeout_s: float) -> Response:
-    """Wait for all of it. ApiError 503 if it was aborted or took too long."""
+    """Wait for all of it. ApiError 503 if it was aborted or too slow, 500 if it ended with an error."""
     watcher = asyncio.create_task(_abort_when_gone(receive, generation))
     try:
         async with asyncio.timeout(timeout_s):
@@ -104,6 +104,9 @@ def _check(update: Update) -> None:
     """ApiError if this is no proper end."""
     if update.failed:
         raise ApiError(503, "the engine failed on this request; its log says more", code="engine_failed")
+    if update.finish_reason == "error":  # of a call with several prompts, one ends it for all
+        text = f"the request ended with an error: {update.error}"
+        raise ApiError(500, text, code="generation_failed")
     if update.finish_reason == "abort":
         raise ApiError(503, "the server is shutting down and has ended this request", code="shutting_down")
 

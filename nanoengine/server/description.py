@@ -42,7 +42,7 @@ def takes(kind: type, answer: str) -> dict:
     whole = {"type": "object", "required": ["id", "object", "created", "model", "choices", "usage"],
              "properties": {"object": {"const": answer}, "choices": {"type": "array", "minItems": 1}}}  # fmt: skip
     ok = {"description": "the answer", "content": {"application/json": {"schema": whole}, "text/event-stream": STREAM}}
-    return {"openapi_extra": {"requestBody": body}, "responses": {200: ok} | errors(404, 429, 503)}
+    return {"openapi_extra": {"requestBody": body}, "responses": {200: ok} | errors(404, 429, 500, 503)}
 
 
 def errors(*statuses: int) -> dict:

@@ -47,7 +47,7 @@ class Metrics:
                 self.between.observe(update.at - update.before)
         if update.finish_reason is not None:
             self.finished.labels("error" if update.failed else update.finish_reason).inc()
-            if update.finish_reason != "abort":
+            if update.finish_reason not in ("abort", "error"):
                 self.whole.observe(update.at - update.arrival)
 
     def text(self) -> bytes:

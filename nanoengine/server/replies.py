@@ -11,7 +11,12 @@ from nanoengine.engine.generation import Update
 from nanoengine.model.token_parts import TokenPart, make_parts
 from nanoengine.model.tokenizer import Tokenizer
 
-LEAST_LOGPROB = -9999.0  # JSON has no -inf; the number is OpenAI's
+LEAST_LOGPROB = -9999.0  # the number is OpenAI's
+
+
+def _number(logprob: float) -> float:
+    """JSON has neither -inf nor NaN, and max(nan, x) is NaN."""
+    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB
 
 
 @dataclass
@@ -156,7 +161,7 @@ class ChatReplies(Replies):
         return self._entry(name if token_id == part.token_id else text, logprob, data)
 
     def _entry(self, name: str, logprob: float, data: bytes) -> dict:
-        return {"token": name, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(data)}
+        return {"token": name, "logprob": _number(logprob), "bytes": list(data)}
 
 
 class CompletionReplies(Replies):
@@ -178,7 +183,7 @@ class CompletionReplies(Replies):
             name = part.name(self.tokenizer)
             tokens.append(name)
             offsets.append(min(part.start, length))
-            own.append(max(entry[part.token_id], LEAST_LOGPROB))
+            own.append(_number(entry[part.token_id]))
             top.append(self._top(part.token_id, name, entry))
         if not tokens:
             return None
@@ -187,11 +192,11 @@ class CompletionReplies(Replies):
     def _top(self, drawn: int, name: str, entry: dict[int, float]) -> dict[str, float]:
         """The likeliest tokens and the one that was drawn. They go by their texts; of several with one text the one
         that was drawn or else the likeliest has it, and the others are called token_id:7."""
-        found = {name: max(entry[drawn], LEAST_LOGPROB)}
+        found = {name: _number(entry[drawn])}
         for token_id, value in _likeliest(entry, self.num_top):
             if token_id != drawn:
                 text = self.tokenizer.token_text(token_id)
-                found[f"token_id:{token_id}" if text in found else text] = max(value, LEAST_LOGPROB)
+                found[f"token_id:{token_id}" if text in found else text] = _number(value)
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 

@@ -30,6 +30,7 @@ LABELS: dict[str, dict[str, str]] = {
         "reason_stop": "end token",
         "reason_length": "length",
         "reason_abort": "aborted",
+        "reason_error": "error",
         "pool": "KV pool",
         "pool_counts": "{used} in use · {cached} free but cached · {free} free",
         "key_ref": "small number: sequences that hold it",
@@ -115,6 +116,7 @@ LABELS: dict[str, dict[str, str]] = {
         "reason_stop": "遇到结束符",
         "reason_length": "到达长度上限",
         "reason_abort": "已取消",
+        "reason_error": "出错",
         "pool": "KV 池",
         "pool_counts": "在用 {used} · 空闲但有缓存 {cached} · 空闲 {free}",
         "key_ref": "小数字:几条序列在用",
@@ -200,6 +202,8 @@ SENTENCES: dict[str, dict[str, str]] = {
         "and lets go of its blocks.",
         "finish_length": "{who} ends with this step, by its length limit, after {generated} tokens, "
         "and lets go of its blocks.",
+        "finish_error": "{who} ends with this step, by an error, after {generated} tokens: its logits leave no token "
+        "to draw. It lets go of its blocks, and what they hold leaves the prefix cache.",
         "abort": "{who} was aborted and lets go of its blocks.",
         "chunk": "{who}'s prompt is cut: the budget leaves it {tokens} of {wanted} tokens, the rest comes later.",
         "blocked_slots": "{who} waits: all {slots} places in the batch are taken.",
@@ -227,6 +231,8 @@ SENTENCES: dict[str, dict[str, str]] = {
         "回去排队;算过的 {computed} 个 token,缓存里找不到的就得重算。",
         "finish_stop": "{who} 走完这一步就结束:遇到结束符或停止串,共生成 {generated} 个 token,块随即归还。",
         "finish_length": "{who} 走完这一步就结束:到了长度上限,共生成 {generated} 个 token,块随即归还。",
+        "finish_error": "{who} 走完这一步就结束:出错了,抽不出下一个 token,共生成 {generated} 个 token;"
+        "块随即归还,里面的内容也从前缀缓存里删掉。",
         "abort": "{who} 被取消,块随即归还。",
         "chunk": "{who} 的 prompt 被切开:还差 {wanted} 个 token,预算只够算 {tokens} 个,剩下的以后再算。",
         "blocked_slots": "{who} 继续等:批里的 {slots} 个位置都占满了。",

@@ -119,6 +119,8 @@ class Pool(RuleBasedStateMachine):
         self.manager.commit(seq, written)
         assert seq.num_committed_blocks == max(before, written // self.size)
         for i in range(before, seq.num_committed_blocks):
+            if i and seq.block_table[i - 1] not in self.truth:
+                break  # taken out of the cache, or pushed out: what follows cannot be found
             self.truth[seq.block_table[i]] = tuple(seq.token_ids[: (i + 1) * self.size])
         self.sync_after_collisions()
 
@@ -151,6 +153,24 @@ class Pool(RuleBasedStateMachine):
         seq.restart()
         seq.num_preemptions += 1
         return seq
+
+    @rule(seq=live, ends=st.booleans())
+    def uncache(self, seq, ends):
+        """A step has failed: what it was computed from is found no longer, by nobody."""
+        if seq not in self.holding:
+            return
+        prefixes = [self.truth[block] for block in seq.block_table if block in self.truth]
+        table = list(seq.block_table)
+        self.manager.uncache(seq)
+        assert seq.block_table == table
+        for block, prefix in list(self.truth.items()):
+            if any(prefix[: len(known)] == known for known in prefixes):
+                assert not self.manager.is_cached(block)
+                del self.truth[block]
+        self.sync_after_collisions()
+        if ends:
+            self.manager.free(seq)
+            self.drop(seq, table)
 
     @precondition(lambda self: len(self.holding) > 1)
     @rule()

@@ -38,6 +38,22 @@ def _two_gpus():
         pytest.skip("fewer than 2 CUDA GPUs")
 
 
+@pytest.mark.parametrize("way", ["kernels, eager", "graphs", "graphs, no overlap"])
+def test_nonfinite_logits_end_one_request_on_two_gpus(way):
+    """NaN in the first GPU's part of the embedding: the sum over the ranks takes it to both."""
+    bad, mates = [3, 100, 4] * 8, [[1, 5, 7] * 8, [9, 8] * 12]
+    made = [SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=9, ignore_eos=True) for i in range(3)]
+    with LLM("tiny-llama", tensor_parallel_size=2, **SMALL, **WAYS[way]) as llm:
+        wanted = llm.generate(mates, made[:2], use_tqdm=False)
+        llm.engine.runner.model.embed_tokens.data[100] = float("nan")
+        llm.engine.block_manager.reset()
+        first, second, out = llm.generate([*mates, bad], made, use_tqdm=False)
+        assert (out.finish_reason, out.token_ids) == ("error", [])
+        assert [first.token_ids, second.token_ids] == [out.token_ids for out in wanted]
+        again = llm.generate(mates, made[:2], use_tqdm=False)
+        assert [out.token_ids for out in again] == [out.token_ids for out in wanted]
+
+
 @pytest.fixture(scope="module")
 def one_gpu():
     if torch.cuda.device_count() < 2:

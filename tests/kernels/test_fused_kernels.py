@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from nanoengine.engine.interfaces import NO_TOKEN, NON_FINITE
 from nanoengine.kernels.decode_inputs import decode_inputs, decode_inputs_reference
 from nanoengine.kernels.draw import draw, draw_reference
 from nanoengine.kernels.gemv import (
@@ -83,6 +84,59 @@ def test_draw_takes_the_samplers_tokens(device, vocab):
     ties = torch.zeros(1, vocab, device=device)
     draw(ties, temperatures[:1], seeds[:1], positions[:1], out)
     assert out[0] == 0
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [1, 100, 9000])
+@pytest.mark.parametrize("temperature", [0.0, 1e-300, 0.7, 1e4])
+def test_no_draw_leaves_the_vocabulary(device, dtype, vocab, temperature):
+    """Rows of NaN, +inf and -inf give their negative numbers, all others a token; extremes are no +inf."""
+    last, most = vocab - 1, torch.finfo(dtype).max
+    cases = [  # what is written over a row of random logits, and what the row then gives
+        (slice(None), NAN, NON_FINITE), (last, NAN, NON_FINITE), (0, -NAN, NON_FINITE),
+        (last, INF, NON_FINITE), (slice(None), INF, NON_FINITE), (slice(None), -INF, NO_TOKEN),
+        (slice(None), -most, None), (slice(None), most, None), (0, most, None), (last, -INF, None),
+    ]  # fmt: skip
+    logits = (torch.randn(len(cases) + 1, vocab, device=device) * 3).to(dtype)
+    for row, (where, value, _) in zip(logits, cases, strict=False):
+        row[where] = value
+    logits[-1, :last] = -INF  # one token alone is left
+    count = len(logits)
+    temperatures = torch.full((count,), temperature, device=device, dtype=torch.float64)
+    seeds = torch.arange(count, device=device)
+    out = torch.full((count,), -9, device=device)
+    draw(logits, temperatures, seeds, seeds + 1, out)
+    for token, (_, value, wanted) in zip(out.tolist(), cases, strict=False):
+        if wanted is None and not (vocab == 1 and value == -INF):
+            assert 0 <= token < vocab
+        else:
+            assert token == (NO_TOKEN if wanted is None else wanted)
+    assert out[-1] == last
+    assert out.tolist() == draw_reference(logits, temperatures, seeds, seeds + 1).tolist()
+
+
+def test_a_row_that_is_no_number_leaves_its_neighbours_alone(device):
+    logits = torch.randn(5, 5000, device=device)
+    temperatures = torch.tensor([0.0, 0.8, 0.0, 0.8, 0.8], device=device, dtype=torch.float64)
+    seeds = torch.arange(5, device=device)
+    wanted, found = (torch.zeros(5, dtype=torch.int64, device=device) for _ in range(2))
+    draw(logits, temperatures, seeds, seeds, wanted)
+    logits[1, 4999] = logits[2, 0] = NAN
+    draw(logits, temperatures, seeds, seeds, found)
+    assert found.tolist() == [wanted[0].item(), NON_FINITE, NON_FINITE, *wanted[3:].tolist()]
+
+
+def test_decode_inputs_of_rows_without_a_token_are_zeros(device):
+    embedding = torch.full((4, 16), NAN, device=device)
+    zeros, none = torch.zeros(3, dtype=torch.int64, device=device), torch.full((3,), -1, device=device)
+    previous, sources = torch.tensor([NON_FINITE, NO_TOKEN, 2**40], device=device), torch.arange(3, device=device)
+    tables = torch.zeros(1, 4, dtype=torch.int32, device=device)
+    arguments = (zeros, sources, previous, zeros, none, zeros, tables, embedding, 16)
+    assert not decode_inputs(*arguments).any()
+    assert not decode_inputs_reference(*arguments).any()
 
 
 def test_decode_inputs(device):

@@ -46,11 +46,34 @@ def test_the_older_spelling_of_rope_is_read():
 def test_end_tokens_are_a_list_and_generation_config_comes_first(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "eos_token_id": 7}))
     assert load_model_config(tmp_path).eos_token_ids == (7,)
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [151645, 151643]}))
-    assert load_model_config(tmp_path).eos_token_ids == (151645, 151643)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [45, 43]}))
+    assert load_model_config(tmp_path).eos_token_ids == (45, 43)
     (tmp_path / "generation_config.json").write_text("{}")
     assert load_model_config(tmp_path).eos_token_ids == (7,)
     assert read().eos_token_ids == () and read(eos_token_id=0).eos_token_ids == (0,)
+
+
+def test_ids_that_the_vocabulary_does_not_have_are_left_out_with_a_warning(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "eos_token_id": [7, 100], "bos_token_id": 999}))
+    with pytest.warns(UserWarning) as seen:
+        config = load_model_config(tmp_path)
+    assert (config.eos_token_ids, config.bos_token_id) == ((7,), None)
+    texts = [str(warning.message) for warning in seen]
+    assert len(texts) == 2 and all(str(tmp_path / "config.json") in text for text in texts)
+    assert "eos_token_id 100 is outside the vocabulary [0, 100)" in texts[0] and "bos_token_id 999" in texts[1]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [-1, 2**40]}))
+    with pytest.warns(UserWarning, match="generation_config.json: eos_token_id -1, 1099511627776 is outside"):
+        assert load_model_config(tmp_path).eos_token_ids == (7,), "the other file's are left"
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 99}))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert load_model_config(tmp_path).eos_token_ids == (99,)
+
+
+@pytest.mark.parametrize("value", ["2", 2.0, True, [2, None], [[2]], {"id": 2}])
+@pytest.mark.parametrize("name", ["eos_token_id", "bos_token_id"])
+def test_what_is_no_token_id_is_refused_with_file_and_field(name, value):
+    with pytest.raises(ValueError, match=f"config.json: {name} must be a token id"):
+        read(**{name: value})
 
 
 def test_head_dim_where_it_is_not_said():

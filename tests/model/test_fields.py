@@ -53,7 +53,7 @@ WRONG = {
     "dtype": [16, "float8_e4m3fn", "fp16", ["float16"]],
     "torch_dtype": [16, "torch.int8"],
     "rope_scaling": ["linear", [1], 3],
-    "bos_token_id": ["1", 1.0, -1, True, [1]],
+    "bos_token_id": ["1", 1.0, True, ["1"]],
     "eos_token_id": ["2", [2, "3"], 2.0, True, [True], {}],
     "model_type": [None, 3, ["llama"], "gpt2"],
     "_name_or_path": [3],
