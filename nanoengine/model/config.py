@@ -167,7 +167,9 @@ def _token_ids(fields: Fields, name: str, vocab_size: int) -> tuple[int, ...]:
     value = fields.values.get(name)
     if value is None:
         return ()
-    found = fields.integers(name) if isinstance(value, (list, tuple)) else [fields.integer(name, least=-(2**63))]
+    found = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in found):
+        raise fields.error(name, f"must be a token id or a list of them, got {value!r:.100}")
     outside = [token for token in found if not 0 <= token < vocab_size]
     if outside:
         ids = ", ".join(map(str, outside))
