@@ -160,7 +160,11 @@ class BlockManager:
     # the prefix cache
 
     def commit(self, seq: Sequence, num_written: int) -> None:
-        """Make the full blocks among the first ``num_written`` tokens findable: their KV is written."""
+        """Register the full blocks among the first ``num_written`` tokens: later lookups find them.
+
+        Their KV is written, or will be by the step that is being scheduled. A row of that same step
+        may share them already, as a runner stores all KV of a step before any row attends.
+        """
         if not self.enable_prefix_caching:
             return
         for i in range(seq.num_committed_blocks, min(num_written, len(seq.token_ids)) // self.block_size):

@@ -29,7 +29,11 @@ class Pending(Protocol):
 
 @runtime_checkable
 class Runner(Protocol):
-    """Runs batches. Launches run in the order they were made."""
+    """Runs batches. Launches run in the order they were made.
+
+    In each layer all KV of a step is stored before any row attends: a row may share blocks that
+    another row of the same batch, before it or behind it, computes.
+    """
 
     num_blocks: int  # size of its KV pool
     block_size: int

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from nanoengine.config import EngineConfig
-from nanoengine.engine.block_manager import BlockManager, chain_hash
+from nanoengine.engine.block_manager import ROOT, BlockManager, chain_hash
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.sequence import Sequence
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.sim import SlotRunner, expected_output
+from nanoengine.sim.slot_runner import prefix_states
 
 VOCAB = 50
 
@@ -69,6 +72,22 @@ def assert_empty(eng: LLMEngine) -> None:
     assert not eng.scheduler.waiting and not eng.scheduler.running
     assert eng.block_manager.num_free_blocks == eng.block_manager.num_blocks
     eng.block_manager.check_invariants([])
+
+
+def check_cached_kv(manager: BlockManager, runner: SlotRunner, not_yet: set[int] = frozenset()) -> None:
+    """Each findable block, but those that a step in flight will write (``not_yet``), holds what its prefix says."""
+    known = {content.content_id: content for content in manager._contents.values()}
+    slots = runner.slots.reshape(manager.num_blocks, manager.block_size)
+    for content in known.values():
+        chain = [content]
+        while chain[-1].parent_id in known:
+            chain.append(known[chain[-1].parent_id])
+        if chain[-1].parent_id != ROOT:
+            continue  # its parent was evicted: nobody gets here
+        tokens = np.concatenate([np.frombuffer(c.tokens, np.int64)[-manager.block_size :] for c in reversed(chain)])
+        right = prefix_states(tokens.tolist())[-manager.block_size :]
+        for block in set(content.blocks) - not_yet:
+            assert slots[block].tolist() == right, f"block {block} is findable, but another prefix's, or not written"
 
 
 def constant_hash(parent_key: int, tokens: bytes) -> int:
