@@ -40,7 +40,7 @@ class Content:
     content_id: int
     key: int
     parent_id: int
-    tokens: bytes
+    tokens: bytes  # 8 each; of a first block the sequence's cache_salt before them
     blocks: list[int]
 
 
@@ -186,11 +186,17 @@ class BlockManager:
         return self._content_of[block] is not None
 
     def _key(self, seq: Sequence, index: int) -> tuple[int, bytes]:
-        """(chained hash, token bytes) of block ``index`` of the sequence's known tokens."""
+        """(chained hash, token bytes) of block ``index`` of the sequence's known tokens.
+
+        The salt of the cache is part of what the first block is known by: hashed, and compared. A
+        later block is found only after its parent, so two salts never share, whatever the hash.
+        """
         keys, size = seq.block_keys, self.block_size
         while len(keys) <= index:
             start = len(keys) * size
             tokens = array("q", seq.token_ids[start : start + size]).tobytes()
+            if not keys and seq.cache_salt is not None:  # all bytes before the last 8 a token are the salt: no two
+                tokens = seq.cache_salt.encode("utf-8", "surrogatepass") + tokens  # salts can mean the same
             keys.append((self._hash(keys[-1][0] if keys else ROOT, tokens), tokens))
         return keys[index]
 

@@ -60,7 +60,10 @@ class SchedulerLike(Protocol):
 
 @runtime_checkable
 class BlockManagerLike(Protocol):
-    """See engine.block_manager.BlockManager."""
+    """See engine.block_manager.BlockManager.
+
+    One that shares blocks must not do so between sequences of different ``cache_salt``.
+    """
 
     num_blocks: int
     block_size: int

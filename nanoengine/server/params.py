@@ -17,7 +17,7 @@ MAX_STOPS, MAX_STOP_LENGTH = 16, 256  # the search for stop texts costs their su
 MAX_ERRORS = 1000
 DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API
 SAME = ("top_p", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p", "repetition_penalty", "min_tokens",
-        "stop_token_ids", "ignore_eos", "skip_special_tokens", "temperature")  # fmt: skip
+        "stop_token_ids", "ignore_eos", "skip_special_tokens", "temperature", "n")  # fmt: skip
 
 
 def parse(kind: type[Body], data: bytes) -> Body:
@@ -94,7 +94,10 @@ def blame(error: ValueError) -> ApiError:
 
 
 def completion_requests(body: CompletionRequest, text_model) -> list[Request]:
-    """One Request a prompt. text_model: has encode, new_detokenizer(params) and max_prompts."""
+    """One Request a sample: n of the first prompt, then of the next.
+
+    text_model: has encode, new_detokenizer(params) and max_prompts.
+    """
     prompt, params = body.prompt, sampling_params(body)
     if isinstance(prompt, str):
         prompts: list = [prompt]
@@ -107,17 +110,26 @@ def completion_requests(body: CompletionRequest, text_model) -> list[Request]:
     if len(prompts) > text_model.max_prompts:  # before the work of encoding them
         raise ApiError(400, f"prompt may hold at most {text_model.max_prompts} prompts, got {len(prompts)}",
                        param="prompt")  # fmt: skip
+    _check_choices(len(prompts) * params.n, text_model)
     requests = []
     for item in prompts:
         text = item if isinstance(item, str) else None
         ids = _encoded(item, text_model.encode)
-        requests.append(Request(ids, params, prompt=text, detokenizer=text_model.new_detokenizer(params)))
+        requests += Request.samples(ids, params, new_detokenizer=text_model.new_detokenizer, prompt=text,
+                                    cache_salt=body.cache_salt)  # fmt: skip
     return requests
 
 
-def chat_request(body: ChatRequest, text_model) -> Request:
-    """The conversation as one Request, written out by the model's own template."""
+def _check_choices(count: int, text_model) -> None:
+    if count > text_model.max_prompts:
+        raise ApiError(400, f"n times the number of prompts is {count}, this server takes at most "
+                       f"{text_model.max_prompts} at once", param="n")  # fmt: skip
+
+
+def chat_requests(body: ChatRequest, text_model) -> list[Request]:
+    """The conversation, written out by the model's own template: one Request a sample."""
     params, tokenizer = sampling_params(body), text_model.tokenizer
+    _check_choices(params.n, text_model)
     messages = [message.model_dump(include={"role", "content", "name"}, exclude_none=True) for message in body.messages]
     for message in messages:
         if message["role"] == "developer":  # OpenAI's newer name of the system's role; templates know the older one
@@ -132,7 +144,8 @@ def chat_request(body: ChatRequest, text_model) -> Request:
         ids = text_model.encode(text, add_special_tokens=False)
     except (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:  # a template is code
         raise ApiError(400, str(error)[:500], param="messages") from None
-    return Request(ids, params, prompt=text, detokenizer=text_model.new_detokenizer(params))
+    return Request.samples(ids, params, new_detokenizer=text_model.new_detokenizer, prompt=text,
+                           cache_salt=body.cache_salt)  # fmt: skip
 
 
 def _encoded(prompt: str | list[int], encode: Callable) -> list[int]:

@@ -19,7 +19,7 @@ from nanoengine.sampling_params import SamplingParams
 from nanoengine.sim import SlotRunner
 from nanoengine.trace import Trace
 
-from .helpers import assert_empty, check_cached_kv, constant_hash, holders, oracle, two_bit_hash
+from .helpers import assert_empty, check_cached_kv, check_salts, constant_hash, holders, oracle, two_bit_hash
 
 VOCAB = 31
 
@@ -155,7 +155,8 @@ class Scenario:
             prompt = [rng.randint(0, 1) for _ in range(rng.randint(1, 5 if self.crowded else 20))]
         if self.requests and rng.random() < 0.4:  # the same once more, or longer, or less of it
             _, prompt = rng.choice(self.requests[-4:])
-            prompt = rng.choice([prompt, prompt + [rng.randint(0, 1)] * rng.randint(1, 4), prompt[: len(prompt) // 2 + 1]])
+            longer, shorter = prompt + [rng.randint(0, 1)] * rng.randint(1, 4), prompt[: len(prompt) // 2 + 1]
+            prompt = rng.choice([prompt, longer, shorter])
         max_tokens = (
             rng.randint(10, 50) if self.crowded else rng.choice([1, rng.randint(1, 10), rng.randint(10, 50), None])
         )
@@ -168,7 +169,8 @@ class Scenario:
         pool = self.runner.num_blocks * self.runner.block_size
         served = len(prompt) < self.config.max_model_len and len(prompt) <= pool
         try:
-            seq = self.engine.add_request(iter(prompt), params)
+            salt = rng.choice([None, None, None, "a", "b"])
+            seq = self.engine.add_request(iter(prompt), params, cache_salt=salt)
         except ValueError:
             assert not served
             self.count["refused"] += 1
@@ -189,6 +191,7 @@ class Scenario:
                 if seq.seq_id in before:
                     assert seq.token_ids[before[seq.seq_id] :] == new, "each new token is reported once"
         engine.block_manager.check_invariants(holders(engine))
+        check_salts(engine.block_manager, holders(engine))
         queues = [*engine.scheduler.waiting, *engine.scheduler.running]
         assert len(queues) == len(set(queues)) and set(queues) == set(engine.sequences.values())
         assert len(engine.scheduler.running) <= config.max_num_seqs

@@ -84,10 +84,19 @@ def check_cached_kv(manager: BlockManager, runner: SlotRunner, not_yet: set[int]
             chain.append(known[chain[-1].parent_id])
         if chain[-1].parent_id != ROOT:
             continue  # its parent was evicted: nobody gets here
-        tokens = np.concatenate([np.frombuffer(c.tokens, np.int64)[-manager.block_size :] for c in reversed(chain)])
+        tokens = np.concatenate([np.frombuffer(c.tokens[-8 * manager.block_size :], np.int64) for c in reversed(chain)])
         right = prefix_states(tokens.tolist())[-manager.block_size :]
         for block in set(content.blocks) - not_yet:
             assert slots[block].tolist() == right, f"block {block} is findable, but another prefix's, or not written"
+
+
+def check_salts(manager: BlockManager, sequences) -> None:
+    """No sequence holds a block that was registered under another salt."""
+    for seq in sequences:
+        content = manager._content_of[seq.block_table[0]]
+        if content is not None:
+            salt = content.tokens[: -8 * manager.block_size].decode("utf-8", "surrogatepass")
+            assert salt == (seq.cache_salt or ""), seq
 
 
 def constant_hash(parent_key: int, tokens: bytes) -> int:
@@ -111,9 +120,9 @@ class Counting:
         return chain_hash(parent_key, tokens)
 
 
-def cached(manager: BlockManager, tokens, num_written: int | None = None, seq_id: int = 0) -> Sequence:
+def cached(manager: BlockManager, tokens, num_written: int | None = None, seq_id: int = 0, **kwargs) -> Sequence:
     """A sequence that went through ``manager``: allocated, computed and committed; still holding its blocks."""
-    seq = sequence(tokens, seq_id)
+    seq = sequence(tokens, seq_id, **kwargs)
     manager.allocate(seq, manager.lookup(seq))
     seq.num_computed_tokens = len(seq.token_ids) if num_written is None else num_written
     manager.commit(seq, seq.num_computed_tokens)

@@ -60,7 +60,7 @@ def test_rows_of_one_step_share_blocks_whatever_their_order(name, kind, fused, m
     from nanoengine.engine.gpu_runner import GpuRunner
 
     size, most = (256, 700) if name == "flash" else (16, 64)
-    shape = ModelConfig("Qwen3ForCausalLM", 64, 32, 48, 2, 4, 2, 16, most, qk_norm=True, dtype="float32")
+    shape = ModelConfig("Qwen3ForCausalLM", 64, 32, 48, 2, 2, 1, 16, most, qk_norm=True, dtype="float32")
     prompt = [(5 * i + i // 7) % 64 for i in range(2 * size + 2)]
     prompts = [prompt, prompt[:size] + [9, 9], prompt + [1]]
     settings = dict(vocab_size=64, max_model_len=most, max_num_seqs=3, num_blocks=12, block_size=size,
