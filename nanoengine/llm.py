@@ -18,8 +18,8 @@ from nanoengine.engine.sequence import Sequence
 from nanoengine.model.detokenizer import IncrementalDetokenizer, detokenize
 from nanoengine.model.resolve import resolve_model
 from nanoengine.model.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
-from nanoengine.outputs import RequestOutput
-from nanoengine.prompts import conversations, params_list, prompt_list, prompt_parts
+from nanoengine.outputs import CompletionOutput, RequestOutput
+from nanoengine.prompts import cache_salt_of, conversations, params_list, prompt_list, prompt_parts
 from nanoengine.rebinding import about_to_be_replaced
 from nanoengine.sampling_params import SamplingParams
 
@@ -52,8 +52,7 @@ class LLM:
                             f"load_format, {', '.join((*EngineConfig.names(), *PARTS))}")  # fmt: skip
         parts = {name: settings.pop(name) for name in PARTS if name in settings}
         files = resolve_model(model, load_format=load_format)
-        settings.setdefault("max_model_len", files.config.max_position_embeddings)
-        if settings["max_model_len"] is None:
+        if settings.get("max_model_len") is None:
             settings["max_model_len"] = files.config.max_position_embeddings
         self.model_config = files.config
         self.config = EngineConfig(
@@ -75,14 +74,16 @@ class LLM:
         """Complete each prompt; outputs in the order of the prompts.
 
         prompts: a str, a list of token ids, a dict(prompt=…) or dict(prompt_token_ids=…), or a list
-            of such. sampling_params: one for all, or a list with one a prompt.
+            of such; a dict may have a cache_salt, then only prompts of the same salt share its KV.
             A control token in a text (``<|im_end|>``) is taken as that token, as transformers does:
             take it out of what strangers typed, or give token ids.
+        sampling_params: one for all, or a list with one a prompt; n samples stand in ``outputs``.
         Errors: ValueError for a request that can never be served; then nothing was started. A request
             of which no token can be drawn raises nothing: see RequestOutput.error.
         Ctrl-C ends the call between two steps; its requests are aborted and hold no block.
         """
-        seqs = self._add_all(prompts, sampling_params, incremental=False)
+        groups = self._add_all(prompts, sampling_params, incremental=False)
+        seqs = [seq for group in groups for seq in group]
         try:
             bar = tqdm(total=len(seqs), desc="requests", disable=not use_tqdm or not seqs, dynamic_ncols=True)
             with bar, interruptible() as check, _counting(bar) as count:
@@ -95,18 +96,19 @@ class LLM:
                     count(out, sum(seq in ours for seq in out.finished))
         finally:
             self._abort(seqs)
-        return [self._output(seq, index) for index, seq in enumerate(seqs)]
+        return [self._output(group, index) for index, group in enumerate(groups)]
 
     def stream(self, prompts, sampling_params=None) -> Iterator[RequestOutput]:
         """Yield a RequestOutput each time a request gets tokens; ``delta`` is the new text.
+
+        Of n > 1 samples an item is about one, ``outputs[0].index``; ``index`` tells the prompt.
 
         Text that may still become part of a stop string, or is half a character, is held back. The
         deltas of a request join to its final ``text``. Leaving the loop aborts what is unfinished.
         The requests are checked and queued at once, not at the first item. Streams may be read in
         turns, and generate may be called in between: each goes on where it was.
         """
-        seqs = self._add_all(prompts, sampling_params, incremental=True)
-        stream = self._stream(seqs)
+        stream = self._stream(self._add_all(prompts, sampling_params, incremental=True))
         next(stream)
         return stream
 
@@ -127,6 +129,13 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """``stream`` for what ``chat`` takes."""
         return self.stream(self._chat_prompts(messages, chat_template_kwargs), sampling_params)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached KV. False, and nothing changes, while a request holds blocks of it."""
+        manager = self._engine().block_manager
+        if unused := manager.num_free_blocks == manager.num_blocks:
+            manager.reset()
+        return unused
 
     def close(self) -> None:
         """Give weights and KV memory back; the object is of no further use."""
@@ -156,20 +165,24 @@ class LLM:
             return byte_tokenizer(files.config.vocab_size)
         return load_tokenizer(folder)
 
-    def _add_all(self, prompts, sampling_params, *, incremental: bool) -> list[Sequence]:
-        """Queue all requests of one call, or none: one that is refused takes the others back."""
-        engine, seqs = self._engine(), []
+    def _add_all(self, prompts, sampling_params, *, incremental: bool) -> list[list[Sequence]]:
+        """Queue all requests of one call, or none: one that is refused takes the others back. Samples by prompt."""
+        engine, groups = self._engine(), []
         prompts, before = prompt_list(prompts), set(engine.sequences)
         try:
             wanted = params_list(sampling_params, len(prompts), SamplingParams())
             for prompt, params in zip(prompts, wanted, strict=True):
-                text, ids = prompt_parts(prompt, self.tokenizer.encode)
-                detokenizer = self._detokenizer(params) if incremental or getattr(params, "stop", ()) else None
-                seqs.append(engine.add_request(ids, params, prompt=text, detokenizer=detokenizer))
+                (text, ids), salt = prompt_parts(prompt, self.tokenizer.encode), cache_salt_of(prompt)
+                groups.append([])
+                for each in params.samples() if isinstance(params, SamplingParams) else [params]:
+                    detokenizer = self._detokenizer(each) if incremental or getattr(each, "stop", ()) else None
+                    seq = engine.add_request(ids, each, prompt=text, detokenizer=detokenizer, cache_salt=salt)
+                    ids = seq.token_ids  # checked; the prompt may be an iterator, and is spent
+                    groups[-1].append(seq)
         except BaseException:  # by what is new in the engine: Ctrl-C may come before the append
             self._abort([seq for seq in engine.sequences.values() if seq.seq_id not in before])
             raise
-        return seqs
+        return groups
 
     def _detokenizer(self, params: SamplingParams | None) -> IncrementalDetokenizer | None:
         params = params if isinstance(params, SamplingParams) else SamplingParams()
@@ -178,9 +191,10 @@ class LLM:
         return IncrementalDetokenizer(self.tokenizer, stop=params.stop, min_tokens=params.min_tokens,
                                       skip_special_tokens=params.skip_special_tokens)  # fmt: skip
 
-    def _stream(self, seqs: list[Sequence]) -> Iterator[RequestOutput | None]:
+    def _stream(self, groups: list[list[Sequence]]) -> Iterator[RequestOutput | None]:
         # Items follow the sequences, not this loop's steps: steps of other calls bring tokens, too.
-        left, num_tokens, num_chars = dict(enumerate(seqs)), [0] * len(seqs), [0] * len(seqs)
+        left = {(i, k): seq for i, group in enumerate(groups) for k, seq in enumerate(group)}
+        seqs, num_tokens, num_chars = list(left.values()), dict.fromkeys(left, 0), dict.fromkeys(left, 0)
         try:
             yield None  # for stream(): only a generator that was started cleans up if it is dropped unread
             while left:
@@ -190,7 +204,7 @@ class LLM:
                         del left[i]
                     elif seq.num_output_tokens == num_tokens[i]:
                         continue
-                    item = self._output(seq, i)
+                    item = self._output([seq], *i)
                     item.delta = item.text[num_chars[i] :]
                     num_tokens[i], num_chars[i] = len(item.token_ids), len(item.text)
                     told = True
@@ -218,23 +232,30 @@ class LLM:
         ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         return [{"prompt": text, "prompt_token_ids": i} for text, i in zip(texts, ids, strict=True)]
 
-    def _output(self, seq: Sequence, index: int) -> RequestOutput:
-        ids = seq.output_ids
+    def _output(self, group: list[Sequence], index: int, first_sample: int = 0) -> RequestOutput:
+        samples = [self._sample(seq, k) for k, seq in enumerate(group, first_sample)]
+        seq, first = group[0], samples[0]
         metrics = {"arrival": seq.arrival, "first_token": seq.first_token, "finished": seq.finished_at}
         return RequestOutput(
             request_id=seq.seq_id,
             prompt=seq.prompt,
             prompt_token_ids=seq.token_ids[: seq.num_prompt_tokens],
-            token_ids=ids,
-            text=self._text(seq, ids),
+            token_ids=first.token_ids,
+            text=first.text,
             finish_reason=seq.finish_reason,
             stop_reason=seq.stop_reason,
             error=seq.error,
-            logprobs=None if seq.logprobs is None else list(seq.logprobs),
+            logprobs=first.logprobs,
             num_cached_tokens=seq.num_cached_tokens,
             metrics={k: v for k, v in metrics.items() if v is not None} | {"preemptions": seq.num_preemptions},
             index=index,
+            outputs=samples,
         )
+
+    def _sample(self, seq: Sequence, index: int) -> CompletionOutput:
+        ids, logprobs = seq.output_ids, None if seq.logprobs is None else list(seq.logprobs)
+        return CompletionOutput(index, self._text(seq, ids), ids, seq.finish_reason, seq.stop_reason, logprobs,
+                                seq.error)
 
     def _text(self, seq: Sequence, ids: list[int]) -> str:
         if seq.detokenizer is not None:

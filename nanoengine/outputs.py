@@ -7,6 +7,23 @@ from typing import Any
 
 
 @dataclass(slots=True)
+class CompletionOutput:
+    """One sample of a request. index: which of its n; the other fields as in RequestOutput."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    logprobs: list[dict[int, float]] | None = None
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
 class RequestOutput:
     """One finished (or, while streaming, growing) request.
 
@@ -23,6 +40,8 @@ class RequestOutput:
     metrics: seconds on the monotonic clock: "arrival", "first_token", "finished"; and the count
     "preemptions".
     index: which of the prompts of this call. delta: in a stream, the text new since the last item.
+    outputs: one CompletionOutput a sample (SamplingParams.n), in the order of their index; an item of
+    a stream has one, the sample that it is about. The fields above are those of ``outputs[0]``.
     """
 
     request_id: int
@@ -38,6 +57,12 @@ class RequestOutput:
     metrics: dict[str, float] = field(default_factory=dict)
     index: int = 0
     delta: str = ""
+    outputs: list[CompletionOutput] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.outputs:
+            self.outputs = [CompletionOutput(0, self.text, self.token_ids, self.finish_reason, self.stop_reason,
+                                             self.logprobs)]  # fmt: skip
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:
@@ -53,9 +78,4 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        return self.finish_reason is not None
-
-    @property
-    def outputs(self) -> list[RequestOutput]:
-        """vLLM's shape: a list with one completion."""
-        return [self]
+        return all(output.finished for output in self.outputs)

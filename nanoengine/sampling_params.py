@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 
 from nanoengine.checks import BIG, boolean, integer, integers, number
 
 SEED_LIMIT = 2**63
+MAX_N = 128  # as in OpenAI's API
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,6 +25,8 @@ class SamplingParams:
         prompt or output (Keskar et al. 2019, arXiv:1909.05858).
     presence_penalty, frequency_penalty: subtracted once, or once per occurrence, from the logits
         of tokens already generated; each in [-2, 2], as in OpenAI's API.
+    n: samples of one prompt, 1 to 128; they share its blocks. Sample 0 is what n=1 gives for the same
+        seed; the seed of sample i is a hash of (seed, i). With temperature 0 all are equal.
     seed: makes the random numbers of this request depend on seed and position alone, so that
         batch mates, chunking and preemption do not change it (given equal logits).
     max_tokens: upper bound of generated tokens; None means up to the model's limit.
@@ -55,11 +59,13 @@ class SamplingParams:
     logprobs: int | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
+    n: int = 1
     # True if the next token's logits depend on what the last one was (penalties); asked for each row of each step
     needs_history: bool = field(init=False, repr=False, compare=False, default=False)
 
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 (frozen)
+        put("n", integer("n", self.n, 1, MAX_N))
         put("temperature", number("temperature", self.temperature, 0.0, 1e4))
         put("top_k", max(0, integer("top_k", self.top_k, -1, BIG)))
         put("top_p", number("top_p", self.top_p, 0.0, 1.0, open_low=True))
@@ -84,6 +90,18 @@ class SamplingParams:
             boolean(name, getattr(self, name))
         if self.stop and not self.detokenize:
             raise ValueError(f"stop={self.stop!r} needs the text: detokenize must be True")
+
+    def samples(self) -> list[SamplingParams]:
+        """What each of the n samples asks: the same with n=1, and a seed of its own if there is one."""
+        if self.n == 1:
+            return [self]
+        return [replace(self, n=1, seed=self._seed_of(i)) for i in range(self.n)]
+
+    def _seed_of(self, sample: int) -> int | None:
+        if self.seed is None or sample == 0:
+            return self.seed
+        both = self.seed.to_bytes(8, "little", signed=True) + sample.to_bytes(8, "little")
+        return int.from_bytes(blake2b(both, digest_size=8).digest(), "little") % SEED_LIMIT
 
     def _stop_strings(self) -> tuple[str, ...]:
         stop = () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else self.stop

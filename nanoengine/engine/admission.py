@@ -34,6 +34,7 @@ def make_sequence(
     *,
     prompt: str | None = None,
     detokenizer=None,
+    cache_salt: str | None = None,
 ) -> Sequence:
     """Check one request against the limits of the engine and make its Sequence.
 
@@ -46,6 +47,10 @@ def make_sequence(
     params = SamplingParams() if params is None else params
     if not isinstance(params, SamplingParams):
         raise ValueError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
+    if params.n > 1:
+        raise ValueError(f"n must be 1 for one sequence, got {params.n}: add one request for each of params.samples()")
+    if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+        raise ValueError(f"cache_salt must be a non-empty string, got {cache_salt!r}")
     token_ids = check_token_ids(prompt_token_ids, config.vocab_size, config.max_model_len)
     length = len(token_ids)
     if length > pool_tokens:
@@ -76,6 +81,7 @@ def make_sequence(
         prompt=prompt,
         arrival=time.monotonic(),
         detokenizer=detokenizer,
+        cache_salt=cache_salt,
     )
 
 

@@ -40,7 +40,7 @@ class Content:
     content_id: int
     key: int
     parent_id: int
-    tokens: bytes
+    tokens: bytes  # 8 each; of a first block the sequence's cache_salt before them
     blocks: list[int]
 
 
@@ -160,7 +160,11 @@ class BlockManager:
     # the prefix cache
 
     def commit(self, seq: Sequence, num_written: int) -> None:
-        """Make the full blocks among the first ``num_written`` tokens findable: their KV is written."""
+        """Register the full blocks among the first ``num_written`` tokens: later lookups find them.
+
+        Their KV is written, or will be by the step that is being scheduled. A row of that same step
+        may share them already, as a runner stores all KV of a step before any row attends.
+        """
         if not self.enable_prefix_caching:
             return
         for i in range(seq.num_committed_blocks, min(num_written, len(seq.token_ids)) // self.block_size):
@@ -200,11 +204,17 @@ class BlockManager:
         return self._content_of[block] is not None
 
     def _key(self, seq: Sequence, index: int) -> tuple[int, bytes]:
-        """(chained hash, token bytes) of block ``index`` of the sequence's known tokens."""
+        """(chained hash, token bytes) of block ``index`` of the sequence's known tokens.
+
+        The salt of the cache is part of what the first block is known by: hashed, and compared. A
+        later block is found only after its parent, so two salts never share, whatever the hash.
+        """
         keys, size = seq.block_keys, self.block_size
         while len(keys) <= index:
             start = len(keys) * size
             tokens = array("q", seq.token_ids[start : start + size]).tobytes()
+            if not keys and seq.cache_salt is not None:  # all bytes before the last 8 a token are the salt: no two
+                tokens = seq.cache_salt.encode("utf-8", "surrogatepass") + tokens  # salts can mean the same
             keys.append((self._hash(keys[-1][0] if keys else ROOT, tokens), tokens))
         return keys[index]
 

@@ -28,22 +28,34 @@ class EngineStopped(Exception):
 
 @dataclass(slots=True)
 class Request:
-    """What is asked: token ids, how to sample, and (where text is wanted) a detokenizer of its own."""
+    """What one sample asks: token ids, how to draw, and (where text is wanted) a detokenizer of its own.
+
+    cache_salt: its prompt shares cached KV only with prompts of the same salt.
+    """
 
     prompt_token_ids: Iterable[int]
     params: SamplingParams
     prompt: str | None = None
     detokenizer: Any = None
+    cache_salt: str | None = None
+
+    @classmethod
+    def samples(cls, prompt_token_ids: list[int], params: SamplingParams, *, new_detokenizer: Callable | None = None,
+                **more) -> list[Request]:  # fmt: skip
+        """One Request a sample, params.n of them. new_detokenizer: (params) -> a detokenizer."""
+        make = new_detokenizer or (lambda params: None)
+        return [cls(prompt_token_ids, each, detokenizer=make(each), **more) for each in params.samples()]
 
 
 @dataclass(slots=True)
 class Update:
     """What one request has gained since its last update.
 
-    index: which request of its Generation. text: safe to show; the texts join to the whole. logprobs: one
-    dict a token, or None. finish_reason: None while it runs; "stop", "length", "abort" or "error", and with
-    the last ``error`` says why. failed: it was given up because steps kept raising, or because its own
-    text could not be made.
+    index: which Request of its Generation; with n samples a prompt, sample j of prompt i is i * n + j.
+    text: safe to show; the texts join to the whole. logprobs: one dict a token, or None.
+    finish_reason: None while it runs; "stop", "length", "abort" or "error", and with the last
+    ``error`` says why. failed: it was given up because steps kept raising, or because its own text
+    could not be made.
     arrival, at, before: seconds on the monotonic clock: when it was asked, when the newest token was
     there, and the same of the update before (None for the first).
     """

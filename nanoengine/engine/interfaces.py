@@ -44,7 +44,11 @@ class Pending(Protocol):
 
 @runtime_checkable
 class Runner(Protocol):
-    """Runs batches. Launches run in the order they were made."""
+    """Runs batches. Launches run in the order they were made.
+
+    In each layer all KV of a step is stored before any row attends: a row may share blocks that
+    another row of the same batch, before it or behind it, computes.
+    """
 
     num_blocks: int  # size of its KV pool
     block_size: int
@@ -71,7 +75,10 @@ class SchedulerLike(Protocol):
 
 @runtime_checkable
 class BlockManagerLike(Protocol):
-    """See engine.block_manager.BlockManager. One that caches prefixes has ``uncache(seq)``, too."""
+    """See engine.block_manager.BlockManager. One that caches prefixes has ``uncache(seq)``, too.
+
+    One that shares blocks must not do so between sequences of different ``cache_salt``.
+    """
 
     num_blocks: int
     block_size: int

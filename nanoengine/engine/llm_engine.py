@@ -38,11 +38,11 @@ class LLMEngine:
         self._ids = itertools.count()
         self.overlap = getattr(runner, "overlap", 0) if config.overlap is None else config.overlap
 
-    def add_request(self, prompt_token_ids, params=None, *, prompt=None, detokenizer=None) -> Sequence:
-        """Queue one request. ValueError if it can never be served; the engine goes on."""
+    def add_request(self, prompt_token_ids, params=None, **more) -> Sequence:
+        """Queue one request. ValueError if it can never be served; the engine goes on.
+        more: prompt, detokenizer, cache_salt (see make_sequence)."""
         pool_tokens = self.block_manager.num_blocks * self.block_manager.block_size
-        seq = make_sequence(self.config, pool_tokens, next(self._ids), prompt_token_ids, params,
-                            prompt=prompt, detokenizer=detokenizer)  # fmt: skip
+        seq = make_sequence(self.config, pool_tokens, next(self._ids), prompt_token_ids, params, **more)
         self.sequences[seq.seq_id] = seq
         self.scheduler.add(seq)
         return seq

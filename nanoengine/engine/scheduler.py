@@ -67,11 +67,16 @@ class Scheduler:
 
     def advance(self, plan: Plan) -> None:
         """The plan was launched: its tokens count as computed, and the last one brings a new token."""
+        as_planned = len(plan.seqs) == len(self.running)
         for seq in plan.seqs:
             seq.num_in_flight += 1
             seq.num_computed_tokens = computed = seq.num_computed_tokens + seq.num_scheduled_tokens
             if computed == seq.num_tokens:
                 seq.num_tokens = computed + 1
+            else:
+                as_planned = False
+        if not as_planned:  # a chunk, or a row left out: has a policy cut what was registered as scheduled?
+            self._check_registered()
 
     def retire(self, finished: list[Sequence]) -> None:
         """Sequences that have ended leave the queues; their blocks go back once nothing is in flight."""
@@ -111,6 +116,10 @@ class Scheduler:
             budget -= wanted
             rows.append(seq)
         plan.num_tokens = self.max_num_batched_tokens - budget
+        if plan.num_tokens > len(rows):  # chunks of prompts among them: see admit_waiting
+            for seq in rows:
+                if seq.num_scheduled_tokens > 1 or seq.num_computed_tokens < seq.num_prompt_tokens:
+                    self.block_manager.commit(seq, seq.num_computed_tokens + seq.num_scheduled_tokens)
 
     def _make_room(self, plan: Plan, seq: Sequence, num_tokens: int) -> bool:
         """Preempt the latest sequences until ``seq`` can grow; False if that was ``seq`` itself."""
@@ -141,6 +150,8 @@ class Scheduler:
 
         A sequence starts only if its whole prompt fits. While others run, the watermark stays
         free; with nothing running the first in line always fits (add_request made sure of it).
+        The full blocks that it computes in this step are registered at once: the next one in line
+        may share them, as a step stores all of its KV before any row attends (see Runner).
         """
         manager = self.block_manager
         while self.waiting and len(self.running) < self.max_num_seqs:
@@ -159,6 +170,18 @@ class Scheduler:
                 plan.events.append({"kind": "hit", "seq": seq.seq_id, "tokens": seq.num_computed_tokens,
                                     "own": seq.num_preemptions > 0})  # fmt: skip
             plan.add(seq, min(seq.num_tokens - seq.num_computed_tokens, budget))
+            manager.commit(seq, seq.num_computed_tokens + seq.num_scheduled_tokens)
+
+    def _check_registered(self) -> None:
+        """RuntimeError if a block is registered that no launched step writes: it would be a false hit."""
+        for seq in self.running:
+            registered = seq.num_committed_blocks * self.block_manager.block_size
+            if registered > seq.num_computed_tokens:
+                raise RuntimeError(
+                    f"sequence {seq.seq_id} has computed {seq.num_computed_tokens} tokens, but {registered} are in the "
+                    "prefix cache: a policy may not take back tokens that were scheduled (others may share them in "
+                    "the same step); give fewer in the first place, or set enable_prefix_caching=False"
+                )
 
 
 class TokenBudgetScheduler(Scheduler):

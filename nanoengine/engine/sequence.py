@@ -39,6 +39,7 @@ class Sequence:
     end_token_ids: frozenset[int] = frozenset()
     seed: int = 0
     prompt: str | None = None
+    cache_salt: str | None = None  # prompts share cached blocks only with prompts of the same salt
     arrival: float = 0.0
     detokenizer: Any = None  # model.detokenizer.IncrementalDetokenizer, where text is wanted
 

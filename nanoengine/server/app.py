@@ -27,7 +27,7 @@ from nanoengine.server.description import describe, errors, takes
 from nanoengine.server.errors import ApiError, install
 from nanoengine.server.limits import Limits
 from nanoengine.server.metrics import CONTENT_TYPE, Metrics
-from nanoengine.server.params import blame, chat_request, completion_requests, parse
+from nanoengine.server.params import blame, chat_requests, completion_requests, parse
 from nanoengine.server.protocol import ChatRequest, Common, CompletionRequest
 from nanoengine.server.replies import ChatReplies, CompletionReplies, Replies
 from nanoengine.server.trace_window import TraceWindow
@@ -128,8 +128,9 @@ class Service:
         usage = body.stream_options is not None and body.stream_options.include_usage
         field = "messages" if isinstance(body, ChatRequest) else "prompt"
         generation = await self.add(requests, field)
-        made = replies(self.settings.model_name, self.tokenizer, num_choices=len(requests), include_usage=usage,
-                       num_top=num_top, skip_special_tokens=requests[0].params.skip_special_tokens)  # fmt: skip
+        made = replies(self.settings.model_name, self.tokenizer, num_choices=len(requests), n=body.n or 1,
+                       include_usage=usage, num_top=num_top,
+                       skip_special_tokens=requests[0].params.skip_special_tokens)  # fmt: skip
         if body.stream:
             return EventStream(generation, made, self.settings.request_timeout_s)
         return await whole(request.receive, generation, made, self.settings.request_timeout_s)
@@ -185,7 +186,7 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", **takes(ChatRequest, ChatReplies.object))
     async def chat_completions(request: Request):
         body = await service.body(request, ChatRequest)
-        requests = [await asyncio.to_thread(chat_request, body, service)]
+        requests = await asyncio.to_thread(chat_requests, body, service)
         return await service.answer(request, body, requests, ChatReplies, body.top_logprobs or 0)
 
 

@@ -20,7 +20,7 @@ MAX_ERRORS = 1000
 OF_A_TALK = ("messages", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
 DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API
 SAME = ("top_p", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p", "repetition_penalty", "min_tokens",
-        "stop_token_ids", "ignore_eos", "skip_special_tokens", "temperature")  # fmt: skip
+        "stop_token_ids", "ignore_eos", "skip_special_tokens", "temperature", "n")  # fmt: skip
 
 
 def parse(kind: type[Body], data: bytes) -> Body:
@@ -160,7 +160,10 @@ def blame(error: ValueError, prompt: str = "prompt") -> ApiError:
 
 
 def completion_requests(body: CompletionRequest, text_model) -> list[Request]:
-    """One Request a prompt. text_model: has encode, new_detokenizer(params) and max_prompts."""
+    """One Request a sample: n of the first prompt, then of the next.
+
+    text_model: has encode, new_detokenizer(params) and max_prompts.
+    """
     prompt, params = body.prompt, sampling_params(body)
     if isinstance(prompt, str):
         prompts: list = [prompt]
@@ -173,17 +176,26 @@ def completion_requests(body: CompletionRequest, text_model) -> list[Request]:
     if len(prompts) > text_model.max_prompts:  # before the work of encoding them
         raise ApiError(400, f"prompt may hold at most {text_model.max_prompts} prompts, got {len(prompts)}",
                        param="prompt")  # fmt: skip
+    _check_choices(len(prompts) * params.n, text_model)
     requests = []
     for item in prompts:
         text = item if isinstance(item, str) else None
         ids = _encoded(item, text_model.encode)
-        requests.append(Request(ids, params, prompt=text, detokenizer=text_model.new_detokenizer(params)))
+        requests += Request.samples(ids, params, new_detokenizer=text_model.new_detokenizer, prompt=text,
+                                    cache_salt=body.cache_salt)  # fmt: skip
     return requests
 
 
-def chat_request(body: ChatRequest, text_model) -> Request:
-    """The conversation as one Request, written out by the model's own template."""
+def _check_choices(count: int, text_model) -> None:
+    if count > text_model.max_prompts:
+        raise ApiError(400, f"n times the number of prompts is {count}, this server takes at most "
+                       f"{text_model.max_prompts} at once", param="n")  # fmt: skip
+
+
+def chat_requests(body: ChatRequest, text_model) -> list[Request]:
+    """The conversation, written out by the model's own template: one Request a sample."""
     params, tokenizer = sampling_params(body), text_model.tokenizer
+    _check_choices(params.n, text_model)
     messages = [message.model_dump(include={"role", "content", "name"}, exclude_none=True) for message in body.messages]
     for message in messages:
         if message["role"] == "developer":  # OpenAI's newer name of the system's role; templates know the older one
@@ -201,7 +213,8 @@ def chat_request(body: ChatRequest, text_model) -> Request:
         refused = blame(error, "messages")
         refused.param = refused.param if str(refused.param).startswith(OF_A_TALK) else "messages"
         raise refused from None
-    return Request(ids, params, prompt=text, detokenizer=text_model.new_detokenizer(params))
+    return Request.samples(ids, params, new_detokenizer=text_model.new_detokenizer, prompt=text,
+                           cache_salt=body.cache_salt)  # fmt: skip
 
 
 def _encoded(prompt: str | list[int], encode: Callable) -> list[int]:

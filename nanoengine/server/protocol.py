@@ -2,7 +2,7 @@
 is here but not supported, unless it asks for nothing.
 
 Source: OpenAI's API reference of chat completions and completions; top_k, min_p, repetition_penalty, min_tokens,
-stop_token_ids, ignore_eos and skip_special_tokens are named as in vLLM's server.
+stop_token_ids, ignore_eos, skip_special_tokens and cache_salt are named as in vLLM's server.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from nanoengine.sampling_params import MAX_N
+
 # name -> the values that ask for nothing
 NEUTRAL: dict[str, tuple] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
@@ -74,6 +75,8 @@ class Common(Strict):
     stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    n: int | None = Field(None, ge=1, le=MAX_N, description="choices of each prompt, default 1")
+    cache_salt: str | None = Field(None, min_length=1, description="only requests of the same salt share cached KV")
 
     # labels: taken, without effect
     user: str | None = None
@@ -82,7 +85,6 @@ class Common(Strict):
     prompt_cache_key: str | None = None
 
     # not supported: see NEUTRAL
-    n: int | None = None
     logit_bias: dict[str, float] | None = None
     store: bool | None = None
     service_tier: str | None = None

@@ -42,16 +42,17 @@ class Answer:
         self.num_prompt_tokens, self.num_cached_tokens = update.num_prompt_tokens, update.num_cached_tokens
 
 
-def usage(answers: list[Answer]) -> dict:
-    prompt = sum(answer.num_prompt_tokens for answer in answers)
+def usage(answers: list[Answer], n: int = 1) -> dict:
+    """A prompt counts once, and so does what was found of it in the cache: by the first of its n choices."""
+    prompt = sum(answer.num_prompt_tokens for answer in answers[::n])
     new = sum(len(answer.token_ids) for answer in answers)
-    cached = sum(answer.num_cached_tokens for answer in answers)
+    cached = sum(answer.num_cached_tokens for answer in answers[::n])
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new,
             "prompt_tokens_details": {"cached_tokens": cached}}  # fmt: skip
 
 
 class Replies:
-    """The frame around each body of one request: id, kind, time, model.
+    """The frame around each body of one request: id, kind, time, model. n: choices of each prompt.
 
     Logprobs: an entry a token. Its bytes are the token's part of the text, so that the bytes of all entries join to
     the text's UTF-8 (bytes that make no character are given as they are); what is not in the text (a special token
@@ -61,8 +62,9 @@ class Replies:
 
     object = chunk_object = prefix = ""
 
-    def __init__(self, model: str, tokenizer: Tokenizer, *, num_choices: int = 1, include_usage: bool = False,
-                 num_top: int = 0, skip_special_tokens: bool = True):  # fmt: skip
+    def __init__(self, model: str, tokenizer: Tokenizer, *, num_choices: int = 1, n: int = 1,
+                 include_usage: bool = False, num_top: int = 0, skip_special_tokens: bool = True):  # fmt: skip
+        self.n = n
         self.tokenizer, self.include_usage, self.num_top = tokenizer, include_usage, num_top
         self.skip_special_tokens = skip_special_tokens
         self.answers = [Answer() for _ in range(num_choices)]
@@ -71,7 +73,7 @@ class Replies:
     def body(self) -> dict:
         """The whole answer."""
         choices = [self._choice(index, answer) for index, answer in enumerate(self.answers)]
-        return self.frame | {"object": self.object, "choices": choices, "usage": usage(self.answers)}
+        return self.frame | {"object": self.object, "choices": choices, "usage": usage(self.answers, self.n)}
 
     def first_chunks(self) -> list[dict]:
         return []
@@ -88,7 +90,7 @@ class Replies:
     def last_chunks(self) -> list[dict]:
         if not self.include_usage:
             return []
-        return [self._chunk([]) | {"usage": usage(self.answers)}]
+        return [self._chunk([]) | {"usage": usage(self.answers, self.n)}]
 
     def _chunk(self, choices: list[dict]) -> dict:
         chunk = self.frame | {"object": self.chunk_object, "choices": choices}

@@ -73,8 +73,11 @@ class SlotRunner:
             for t in np.flatnonzero(batch.in_flight >= 0):
                 ids[t] = self._previous[batch.in_flight[t]][0]
         starts = batch.query_starts
-        for row, table in enumerate(batch.block_tables):
-            self._write(batch, row, table, ids[starts[row] : starts[row + 1]], starts[row])
+        # All KV of the step, then the tokens. A state needs the one before it, which another row of this step may
+        # compute: one that starts earlier, so the rows are written in the order of their starts.
+        for row in np.argsort(batch.context_lens - batch.query_lens, kind="stable").tolist():
+            table, span = batch.block_tables[row], slice(starts[row], starts[row + 1])
+            self._write(batch, row, table, ids[span], starts[row])
         tokens: list[list[int]] = [[] for _ in batch.seqs]
         for row in batch.sample_rows.tolist():
             tokens[row].append(self._sample(batch.block_tables[row], int(batch.context_lens[row])))
@@ -123,6 +126,15 @@ def expected_output(
             break
         state, total, power = _feed(token, state, total, power)
     return output
+
+
+def prefix_states(tokens: list[int]) -> list[int]:
+    """What the slots of these tokens must hold, one number a token: the oracle of a KV block."""
+    states, state, total, power = [], 0, 0, 1
+    for token in tokens:
+        state, total, power = _feed(token, state, total, power)
+        states.append(state)
+    return states
 
 
 def _feed(token: int, state: int, total: int, power: int) -> tuple[int, int, int]:

@@ -19,7 +19,7 @@ from nanoengine.sampling_params import SamplingParams
 from nanoengine.sim import SlotRunner
 from nanoengine.trace import Trace
 
-from .helpers import assert_empty, constant_hash, holders, oracle, two_bit_hash
+from .helpers import assert_empty, check_cached_kv, check_salts, constant_hash, holders, oracle, two_bit_hash
 
 VOCAB = 31
 
@@ -53,12 +53,24 @@ class MoodyRunner(SlotRunner):
 
 
 class SmallChunks(TokenBudgetScheduler):
-    """A policy of one's own: prompts in chunks of 3, so that rows that sample nothing stand before others."""
+    """A policy of one's own: prompts in chunks of 3, so that rows that sample nothing stand before others.
+
+    What it takes back may be in the prefix cache already, so it goes without one.
+    """
 
     def schedule(self):
         plan = super().schedule()
         for seq in plan.seqs:
             seq.num_scheduled_tokens = min(seq.num_scheduled_tokens, 3)
+        return plan
+
+
+class LastFirst(TokenBudgetScheduler):
+    """Rows in reverse: who shares blocks of the same step stands before who computes them."""
+
+    def schedule(self):
+        plan = super().schedule()
+        plan.seqs.reverse()
         return plan
 
 
@@ -105,12 +117,14 @@ class Scenario:
             eos_token_ids=rng.choice([(), (), (1,), (1, 4)]),
         )
         self.runner = MoodyRunner(rng, 0.02 * failing, blocks, size, VOCAB, hold_back=rng.random() < 0.5)
+        scheduler = rng.choice([None, None, None, LastFirst])
+        if size < 60 and rng.random() < 0.2:
+            scheduler = SmallChunks
         manager = BlockManager(
-            blocks, size, enable_prefix_caching=rng.random() < 0.85,
+            blocks, size, enable_prefix_caching=scheduler is not SmallChunks and rng.random() < 0.85,
             hash_function=rng.choice([chain_hash, chain_hash, two_bit_hash, constant_hash]),
         )  # fmt: skip
         observer = MoodyObserver(rng) if failing else rng.choice([None, Trace()])
-        scheduler = SmallChunks if size < 60 and rng.random() < 0.2 else None
         self.engine = LLMEngine(
             self.config, runner=self.runner, block_manager=manager, scheduler=scheduler, observer=observer
         )
@@ -122,7 +136,8 @@ class Scenario:
         engine = self.engine
         while self.arrived < num_requests or engine.has_unfinished():
             if self.arrived < num_requests and self.rng.random() < self.rate:
-                self._arrive()
+                for _ in range(self.rng.choice([1, 1, 2, 4])):  # several at once: they start in one step
+                    self._arrive()
             if self.rng.random() < 0.02 and self.requests:
                 engine.abort(self.rng.choice(self.requests)[0])
             self._step()
@@ -138,6 +153,10 @@ class Scenario:
             prompt = [rng.randint(0, 1)] * (long * rng.randint(1, 2) + rng.randint(-2, 2))
         else:
             prompt = [rng.randint(0, 1) for _ in range(rng.randint(1, 5 if self.crowded else 20))]
+        if self.requests and rng.random() < 0.4:  # the same once more, or longer, or less of it
+            _, prompt = rng.choice(self.requests[-4:])
+            longer, shorter = prompt + [rng.randint(0, 1)] * rng.randint(1, 4), prompt[: len(prompt) // 2 + 1]
+            prompt = rng.choice([prompt, longer, shorter])
         max_tokens = (
             rng.randint(10, 50) if self.crowded else rng.choice([1, rng.randint(1, 10), rng.randint(10, 50), None])
         )
@@ -150,7 +169,8 @@ class Scenario:
         pool = self.runner.num_blocks * self.runner.block_size
         served = len(prompt) < self.config.max_model_len and len(prompt) <= pool
         try:
-            seq = self.engine.add_request(iter(prompt), params)
+            salt = rng.choice([None, None, None, "a", "b"])
+            seq = self.engine.add_request(iter(prompt), params, cache_salt=salt)
         except ValueError:
             assert not served
             self.count["refused"] += 1
@@ -171,6 +191,7 @@ class Scenario:
                 if seq.seq_id in before:
                     assert seq.token_ids[before[seq.seq_id] :] == new, "each new token is reported once"
         engine.block_manager.check_invariants(holders(engine))
+        check_salts(engine.block_manager, holders(engine))
         queues = [*engine.scheduler.waiting, *engine.scheduler.running]
         assert len(queues) == len(set(queues)) and set(queues) == set(engine.sequences.values())
         assert len(engine.scheduler.running) <= config.max_num_seqs
@@ -181,14 +202,14 @@ class Scenario:
         self._poison()
 
     def _check_in_flight(self) -> None:
-        """What a step in flight will write is neither free nor findable."""
-        manager = self.engine.block_manager
-        if isinstance(self.engine.observer, MoodyObserver):
-            return  # may abort between schedule and launch
+        """What a step in flight will write is not free; what is findable is written, or will be by such a step."""
+        manager, written = self.engine.block_manager, set()
         for step in self.engine.in_flight:
-            written = set((step.batch.slot_mapping // manager.block_size).tolist())
+            written |= set((step.batch.slot_mapping // manager.block_size).tolist())
+        if not isinstance(self.engine.observer, MoodyObserver):  # may abort between schedule and launch
             assert not written & set(manager.free_blocks), "freed before the step in flight has landed"
-            assert not any(manager.is_cached(block) for block in written), "findable before it is written"
+        if self.rng.random() < 0.1:
+            check_cached_kv(manager, self.runner, written)
 
     def _poison(self) -> None:
         """Garbage into every slot that nobody may read any more."""

@@ -38,6 +38,7 @@ BAD_PARAMS = {
     "logprobs": [*NO_INTEGERS, -1, 1001],
     "skip_special_tokens": [1, None],
     "detokenize": ["no", 0],
+    "n": [*NO_INTEGERS, None, 0, -1, 129],
 }
 
 

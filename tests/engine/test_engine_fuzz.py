@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from nanoengine.sampling_params import SamplingParams
 
 from .fuzz import campaign
-from .helpers import assert_empty, assert_right, engine, finish, holders
+from .helpers import assert_empty, assert_right, check_cached_kv, engine, finish, holders
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -36,11 +36,15 @@ class Life(RuleBasedStateMachine):
         self.pool = blocks * size
         self.seqs: list = []
 
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12), max_tokens=st.integers(1, 12), eos=st.booleans())
-    def arrive(self, prompt, max_tokens, eos):
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12), max_tokens=st.integers(1, 12), eos=st.booleans(),
+        copies=st.integers(1, 4),
+    )  # fmt: skip
+    def arrive(self, prompt, max_tokens, eos, copies):
+        """Equal prompts arrive together: they start in one step, if they can."""
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=not eos)
         if len(prompt) <= self.pool:
-            self.seqs.append(self.engine.add_request(prompt, params))
+            self.seqs += [self.engine.add_request(prompt, params) for _ in range(copies)]
         else:
             with pytest.raises(ValueError, match=f"the whole KV pool holds {self.pool}"):
                 self.engine.add_request(prompt, params)
@@ -58,7 +62,11 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def laws(self):
         if hasattr(self, "engine"):
-            self.engine.block_manager.check_invariants(holders(self.engine))
+            manager, written = self.engine.block_manager, set()
+            manager.check_invariants(holders(self.engine))
+            for step in self.engine.in_flight:
+                written |= set((step.batch.slot_mapping // manager.block_size).tolist())
+            check_cached_kv(manager, self.engine.runner, written)
 
     def teardown(self):
         if not hasattr(self, "engine"):

@@ -75,7 +75,10 @@ def test_a_sampler_of_your_own_is_asked_in_place_of_the_graphs_draw():
 
 
 class Sips(TokenBudgetScheduler):
-    """A prompt gets 4 tokens a step: a row that samples may stand behind one that does not."""
+    """A prompt gets 4 tokens a step: a row that samples may stand behind one that does not.
+
+    It takes tokens back after they were scheduled, so it needs enable_prefix_caching=False.
+    """
 
     def schedule(self):
         plan = super().schedule()
@@ -91,7 +94,7 @@ def test_a_row_that_samples_behind_one_that_does_not():
     from nanoengine.engine.gpu_runner import GpuRunner
 
     config = EngineConfig(vocab_size=64, max_model_len=40, max_num_seqs=2, max_num_batched_tokens=13, num_blocks=5,
-                          device="cpu")  # fmt: skip
+                          device="cpu", enable_prefix_caching=False)  # fmt: skip
     params = [SamplingParams(temperature=0, max_tokens=1),
               SamplingParams(temperature=50, seed=3, max_tokens=3, logprobs=1)]  # fmt: skip
     wanted = outputs(ModelRunner(config, model=one_layer(True)), config, params, scheduler=Sips)

@@ -62,11 +62,11 @@ def shape_of(draw: random.Random):
     return shape, draw.choice([16, 17, 48, 256]), draw.choice([0, 1, 3])
 
 
-def decoder(shape):
+def decoder(shape, positions: int = 64):
     from nanoengine.model.decoder import Decoder
     from nanoengine.model.weights import dummy_weights
 
-    made = Decoder(shape, 64)
+    made = Decoder(shape, positions)
     made.load_weights((name, 10 * weight) for name, weight in dummy_weights(shape))
     return made.eval()
 

@@ -5,6 +5,7 @@ import json
 import math
 from types import SimpleNamespace
 
+import httpx
 import openai
 import pytest
 
@@ -15,7 +16,7 @@ from nanoengine.sampling_params import SamplingParams
 from nanoengine.server.answers import EventStream
 from nanoengine.server.errors import ApiError
 from nanoengine.sim import expected_output
-from tests.server.conftest import VOCAB, PacedRunner, ask, events, make_engine, running, until
+from tests.server.conftest import VOCAB, PacedRunner, aborted, ask, events, make_engine, running, until
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,70 @@ def test_several_prompts_are_several_choices(slots):
     for chunk in chunks:
         streamed[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
     assert streamed == alone
+
+
+def test_n_choices_of_each_prompt_come_by_index_and_the_prompt_counts_once(tiny):
+    create = tiny.openai.completions.create
+    asked = dict(model="tiny", prompt=["hello", "other"], seed=5, max_tokens=6, logprobs=1)
+    whole = create(**asked, n=3)
+    assert [choice.index for choice in whole.choices] == list(range(6))
+    assert [len({choice.text for choice in choices}) for choices in (whole.choices[:3], whole.choices[3:])] == [3, 3]
+    assert [choice.text for choice in whole.choices][::3] == [choice.text for choice in create(**asked).choices]
+    assert all(len(choice.logprobs.tokens) == 6 and choice.finish_reason == "length" for choice in whole.choices)
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (10, 36)
+    streamed, ends = [""] * 6, []
+    for chunk in create(**asked, n=3, stream=True, stream_options={"include_usage": True}):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+            ends += [choice.index] * (choice.finish_reason == "length")
+    assert streamed == [choice.text for choice in whole.choices] and sorted(ends) == list(range(6))
+    assert (chunk.usage.prompt_tokens, chunk.usage.completion_tokens) == (10, 36)
+    assert tiny.is_idle
+
+
+def test_n_choices_of_a_chat(tiny):
+    talk = [{"role": "user", "content": "a"}]
+    create = tiny.openai.chat.completions.create
+    asked = dict(model="tiny", messages=talk, seed=5, max_tokens=6)
+    whole, one = create(**asked, n=4, logprobs=True), create(**asked)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    assert whole.choices[0].message.content == one.choices[0].message.content
+    assert len({choice.message.content for choice in whole.choices}) == 4
+    assert all(len(choice.logprobs.content) == 6 for choice in whole.choices)
+    assert whole.usage.prompt_tokens == one.usage.prompt_tokens and whole.usage.completion_tokens == 24
+    roles, texts = [], [""] * 4
+    for chunk in create(**asked, n=4, stream=True):
+        [choice] = chunk.choices
+        roles += [choice.index] * (choice.delta.role == "assistant")
+        texts[choice.index] += choice.delta.content or ""
+    assert roles == [0, 1, 2, 3] and texts == [choice.message.content for choice in whole.choices]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_all_its_choices(slots, stream):
+    slots.engine.runner.delay = 0.01
+    with slots.client() as client:
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 400, "n": 5, "stream": stream}
+        try:
+            with client.stream("POST", "/v1/completions", json=body, timeout=0.5) as response:
+                next(response.iter_lines())
+        except httpx.ReadTimeout:
+            assert not stream
+        until(lambda: slots.is_idle)
+        assert sum(aborted(client).values()) == 5
+
+
+def test_requests_share_with_their_own_salt_only(slots):
+    def cached(path="/v1/completions", **body):
+        return ask(client, path, max_tokens=2, **body).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    with slots.client() as client:
+        text = "a text that is longer than one block"
+        first, again = cached(prompt=text), cached(prompt=text, cache_salt=None)
+        assert first == 0 < again
+        assert [cached(prompt=text, cache_salt=salt) for salt in ("x", "x", "y", "y")] == [0, again, 0, again]
+        talk = {"messages": [{"role": "user", "content": text}], "path": "/v1/chat/completions"}
+        assert [cached(**talk, cache_salt=salt) > 0 for salt in ("x", "y", "x", "y")] == [False, False, True, True]
 
 
 def test_the_default_is_16_tokens_and_a_seed_repeats(tiny):
@@ -164,7 +229,8 @@ def test_the_description_has_every_field_of_a_request(slots):
     fields = schemas["ChatRequest"]["properties"]
     assert "max_completion_tokens" in fields
     assert fields["model"]["enum"] == ["tiny"]
-    assert fields["n"]["enum"] == [1, None]
+    assert fields["n"]["anyOf"][0] == {"type": "integer", "minimum": 1, "maximum": 128}
+    assert fields["cache_salt"]["anyOf"][0] == {"type": "string", "minLength": 1}
 
 
 def test_the_client_of_hugging_face(tiny):

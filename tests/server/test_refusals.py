@@ -13,7 +13,12 @@ from nanoengine.server.protocol import CompletionRequest
 from tests.server.conftest import VOCAB, ask, events, make_engine, running, until
 
 BAD = [
-    (dict(n=2), "n"),
+    (dict(n=0), "n"),
+    (dict(n=129), "n"),
+    (dict(n="2"), "n"),
+    (dict(n=100, prompt=["a"] * 100), "n"),
+    (dict(cache_salt=""), "cache_salt"),
+    (dict(cache_salt=5), "cache_salt"),
     (dict(best_of=2), "best_of"),
     (dict(echo=True), "echo"),
     (dict(suffix="x"), "suffix"),
@@ -215,6 +220,6 @@ def test_openai_client_knows_each_error(slots):
     client = openai.OpenAI(base_url=f"{slots.url}/v1", api_key="none", max_retries=0)
     with pytest.raises(openai.NotFoundError, match="only 'tiny'"):
         client.completions.create(model="gpt", prompt="a")
-    with pytest.raises(openai.BadRequestError, match="n=3 is not supported"):
-        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "a"}], n=3)
+    with pytest.raises(openai.BadRequestError, match="store=True is not supported"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "a"}], store=True)
     assert httpx.get(f"{slots.url}/v1/models/a/b").status_code == 404
