@@ -19,7 +19,8 @@ class Pending(Protocol):
 
     Returns one list of token ids a row: empty for an unfinished chunk, one id for a decode or a
     finished prompt, several where drafts were accepted. ``logprobs`` is, after result(), None or
-    one list a row of {token id: natural-log probability} in step with the ids.
+    one list a row of {token id: natural-log probability} in step with the ids; ``prompt_logprobs``
+    the same for the prompt tokens of Batch.prompt. A runner that ``supports`` none needs none.
     """
 
     logprobs: list[list[dict[int, float]]] | None
@@ -29,7 +30,11 @@ class Pending(Protocol):
 
 @runtime_checkable
 class Runner(Protocol):
-    """Runs batches. Launches run in the order they were made."""
+    """Runs batches. Launches run in the order they were made.
+
+    It may name in ``supports`` those of admission.RUNNER_OPTIONS that it has; requests with others
+    are refused.
+    """
 
     num_blocks: int  # size of its KV pool
     block_size: int
@@ -72,6 +77,9 @@ class BlockManagerLike(Protocol):
 
 
 class Sampler(Protocol):
-    """See model.sampler.Sampler: logits [S, vocabulary] and the rows' sequences in, token ids out."""
+    """See model.sampler.Sampler: logits [S, vocabulary] and the rows' sequences in, token ids out.
+
+    It may name in ``supports`` those of logit_bias, allowed_token_ids and bad_words that it has.
+    """
 
     def __call__(self, logits: Any, seqs: list[Sequence], positions: Any) -> Any: ...

@@ -42,7 +42,7 @@ class LLMEngine:
         """Queue one request. ValueError if it can never be served; the engine goes on."""
         pool_tokens = self.block_manager.num_blocks * self.block_manager.block_size
         seq = make_sequence(self.config, pool_tokens, next(self._ids), prompt_token_ids, params,
-                            prompt=prompt, detokenizer=detokenizer)  # fmt: skip
+                            runner=self.runner, prompt=prompt, detokenizer=detokenizer)  # fmt: skip
         self.sequences[seq.seq_id] = seq
         self.scheduler.add(seq)
         return seq
