@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nanoengine.checks import BIG, boolean, integer, integers, number
 
@@ -26,7 +26,8 @@ class SamplingParams:
         where that is as many tokens, after a blank. A word is a sequence of tokens: its last
         token is impossible where the others are the last ones of the output. The prompt does not
         count, and the same text cut into other tokens is not found.
-    bad_words_ids: these sequences. LLM and the server fill it in, because they have a tokenizer.
+    bad_words_ids: these sequences. LLM and the server fill it in from bad_words, because they have
+        a tokenizer; what is given is taken as it is.
     repetition_penalty: > 1 divides positive and multiplies negative logits of every token seen in
         prompt or output (Keskar et al. 2019, arXiv:1909.05858).
     presence_penalty, frequency_penalty: subtracted once, or once per occurrence, from the logits
@@ -150,3 +151,24 @@ class SamplingParams:
     def _stop_ids(self) -> tuple[int, ...]:
         ids = self.stop_token_ids if self.stop_token_ids is not None else ()
         return integers("stop_token_ids", ids, 0, BIG)
+
+
+def with_bad_words_ids(params: SamplingParams, encode: Callable[..., list[int]]) -> SamplingParams:
+    """``params``, its bad_words as tokens. encode: Tokenizer.encode.
+
+    Each word is encoded without and with a blank before it. The second form counts where it is
+    another first token and as many tokens; else it is the first form after a token for a blank.
+    Source: vLLM's SamplingParams, which follows transformers' NoBadWordsLogitsProcessor.
+    Errors: ValueError for a word that is no token.
+    """
+    if not isinstance(params, SamplingParams) or not params.bad_words or params.bad_words_ids:
+        return params
+    ids: list[list[int]] = []
+    for word in params.bad_words:
+        alone, after_blank = (encode(blank + word.lstrip(), add_special_tokens=False) for blank in ("", " "))
+        if not alone:
+            raise ValueError(f"bad_words holds {word!r}, which the tokenizer turns into no token at all")
+        ids.append(alone)
+        if len(after_blank) == len(alone) and after_blank[0] != alone[0]:
+            ids.append(after_blank)
+    return replace(params, bad_words_ids=ids)

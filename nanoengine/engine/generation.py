@@ -41,7 +41,7 @@ class Update:
     """What one request has gained since its last update.
 
     index: which request of its Generation. text: safe to show; the texts join to the whole. logprobs: one
-    dict a token, or None. finish_reason: None while it runs; "stop", "length" or "abort". failed: it was
+    dict a token, or None. prompt_logprobs: the whole list, with the last update. finish_reason: None while it runs; "stop", "length" or "abort". failed: it was
     given up because steps kept raising, or because its own text could not be made.
     arrival, at, before: seconds on the monotonic clock: when it was asked, when the newest token was
     there, and the same of the update before (None for the first).
@@ -59,6 +59,7 @@ class Update:
     at: float
     before: float | None = None
     failed: bool = False
+    prompt_logprobs: list[dict[int, float] | None] | None = None
 
     def merge(self, newer: Update) -> None:
         """Take in the update that follows this one."""
@@ -67,7 +68,7 @@ class Update:
         if self.logprobs is not None:
             self.logprobs += newer.logprobs or []
         self.finish_reason, self.stop_reason = newer.finish_reason, newer.stop_reason
-        self.at, self.failed = newer.at, newer.failed
+        self.at, self.failed, self.prompt_logprobs = newer.at, newer.failed, newer.prompt_logprobs
 
 
 class Generation:
@@ -181,6 +182,7 @@ class Open:
             at=now,
             before=self.at,
             failed=self.failed,
+            prompt_logprobs=seq.prompt_logprobs if seq.finish_reason is not None else None,
         )
         self.num_tokens += len(token_ids)
         self.at = now

@@ -79,7 +79,7 @@ class ModelRunner:
 
     @property
     def supports(self) -> frozenset[str]:
-        """Options that not every runner has (engine.admission.RUNNER_OPTIONS): those of the sampler, and one of its own."""
+        """Which of engine.admission.RUNNER_OPTIONS it has: those of its sampler, and one of its own."""
         return frozenset({"prompt_logprobs", *getattr(self.sampler, "supports", ())})
 
     def _tune(self, config: EngineConfig) -> None:

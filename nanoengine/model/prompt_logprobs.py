@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
+from nanoengine.engine.device import upload
 from nanoengine.engine.prompt_rows import PromptRows
 
 ROWS = 64
@@ -27,8 +27,7 @@ class PromptLogprobs:
     def __init__(self, logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, prompt: PromptRows):
         self._prompt, self._parts = prompt, []
         most = max((count for _, _, count in prompt.spans), default=0)
-        places = _to_device(prompt.tokens, hidden.device)
-        targets = _to_device(prompt.targets, hidden.device)
+        places, targets = upload([prompt.tokens, prompt.targets], hidden.device)
         for first in range(0, len(places), ROWS):
             scores = logits(hidden[places[first : first + ROWS]])
             if len(scores):
@@ -50,16 +49,11 @@ class PromptLogprobs:
         return self._prompt.by_row(entries, num_rows)
 
 
-def likeliest(scores: torch.Tensor, targets: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def likeliest(scores: torch.Tensor, targets: torch.Tensor, most: int) -> tuple[torch.Tensor, ...]:
     """Logprobs [S, most] and ids [S, most] of the likeliest tokens, and the targets' own logprobs [S]."""
     logprobs = scores.float().log_softmax(-1)
     values, ids = logprobs.topk(min(most, logprobs.shape[-1]))
     return values, ids, logprobs.gather(1, targets[:, None])[:, 0]
-
-
-def _to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -57,5 +57,6 @@ class StepReceiver:
                 self._tables[line] = blocks
         ids, positions, slots, query_lens, context_lens, sample_rows, sample_positions, in_flight, prompt = arrays
         tables = [self._tables[line] for line in lines.tolist()]
+        prompt = None if prompt is None else PromptRows(prompt)
         return Batch(list(range(len(lines))), ids, positions, slots, query_lens, context_lens, tables, sample_rows,
-                     np.asarray(sample_positions), in_flight, None if prompt is None else PromptRows(prompt))  # fmt: skip
+                     np.asarray(sample_positions), in_flight, prompt)  # fmt: skip

@@ -83,8 +83,7 @@ class Service:
         return encoded.ids
 
     def new_detokenizer(self, params: SamplingParams) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(self.tokenizer, stop=params.stop, min_tokens=params.min_tokens,
-                                      skip_special_tokens=params.skip_special_tokens)  # fmt: skip
+        return IncrementalDetokenizer.of(self.tokenizer, params)
 
     async def add(self, requests: list) -> Generation:
         """AsyncEngine.add, with its refusals as HTTP errors."""
@@ -118,7 +117,7 @@ class Service:
         usage = body.stream_options is not None and body.stream_options.include_usage
         generation = await self.add(requests)
         made = replies(self.settings.model_name, self.tokenizer, num_choices=len(requests), include_usage=usage,
-                       num_top=num_top)  # fmt: skip
+                       num_top=num_top, with_end=bool(body.include_stop_str_in_output))  # fmt: skip
         if body.stream:
             return EventStream(generation, made, self.settings.request_timeout_s)
         return await whole(request.receive, generation, made, self.settings.request_timeout_s)

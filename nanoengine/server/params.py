@@ -8,16 +8,18 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from nanoengine.engine.generation import Request
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.sampling_params import SamplingParams, with_bad_words_ids
 from nanoengine.server.errors import ApiError
 from nanoengine.server.protocol import NEUTRAL, ChatRequest, Common, CompletionRequest
 
 Body = TypeVar("Body", bound=Common)
 MAX_STOPS, MAX_STOP_LENGTH = 16, 256  # the search for stop texts costs their sum at each character
+MAX_BAD_WORDS = 1000  # each is encoded twice
 MAX_ERRORS = 1000
 DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API
 SAME = ("top_p", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p", "repetition_penalty", "min_tokens",
-        "stop_token_ids", "ignore_eos", "skip_special_tokens", "temperature")  # fmt: skip
+        "stop_token_ids", "ignore_eos", "skip_special_tokens", "temperature",
+        "include_stop_str_in_output", "allowed_token_ids", "bad_words", "prompt_logprobs")  # fmt: skip
 
 
 def parse(kind: type[Body], data: bytes) -> Body:
@@ -33,6 +35,9 @@ def parse(kind: type[Body], data: bytes) -> Body:
                            code="unsupported_parameter")  # fmt: skip
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is only allowed with stream=true", param="stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        raise ApiError(400, f"prompt_logprobs={body.prompt_logprobs} is not supported with stream=true",
+                       param="prompt_logprobs")  # fmt: skip
     return body
 
 
@@ -58,16 +63,35 @@ def sampling_params(body: CompletionRequest | ChatRequest) -> SamplingParams:
     if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_LENGTH for stop in stops):
         raise ApiError(400, f"stop may hold at most {MAX_STOPS} texts of at most {MAX_STOP_LENGTH} characters",
                        param="stop")  # fmt: skip
+    words = body.bad_words or []
+    if len(words) > MAX_BAD_WORDS or any(len(word) > MAX_STOP_LENGTH for word in words):
+        raise ApiError(400, f"bad_words may hold at most {MAX_BAD_WORDS} texts of at most {MAX_STOP_LENGTH} "
+                       "characters", param="bad_words")  # fmt: skip
     if isinstance(body, ChatRequest):
         max_tokens, logprobs = _chat_limit(body), _chat_logprobs(body)
     else:
         max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         logprobs = body.logprobs
-    with_limits = given | {"stop": stops, "max_tokens": max_tokens, "logprobs": logprobs}
+    with_limits = given | {"stop": stops, "max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": _bias(body)}
     try:
         return SamplingParams(**with_limits)
     except ValueError as error:
         raise blame(error) from None
+
+
+def _bias(body: Common) -> dict[int, float] | None:
+    """JSON's keys are strings: those of logit_bias must be token ids as one writes them."""
+    for key in body.logit_bias or ():
+        if not (key.isascii() and key.isdecimal() and len(key) < 11 and str(int(key)) == key):
+            raise ApiError(400, f"logit_bias has the key {key!r:.100}, which is no token id", param="logit_bias")
+    return body.logit_bias and {int(key): bias for key, bias in body.logit_bias.items()}
+
+
+def _with_words(params: SamplingParams, encode: Callable) -> SamplingParams:
+    try:
+        return with_bad_words_ids(params, encode)
+    except ValueError as error:
+        raise ApiError(400, str(error)[:500], param="bad_words") from None
 
 
 def _chat_limit(body: ChatRequest) -> int | None:
@@ -89,13 +113,13 @@ def blame(error: ValueError) -> ApiError:
     """The engine's refusal as a 400; its message begins with the name of the argument."""
     message = str(error)
     name = message.split("[")[0].split(" ")[0].split("=")[0]
-    known = {"prompt_token_ids": "prompt"}.get(name, name)
+    known = {"prompt_token_ids": "prompt", "bad_words_ids": "bad_words"}.get(name, name)
     return ApiError(400, message[:500], param=known if known.isidentifier() else None)
 
 
 def completion_requests(body: CompletionRequest, text_model) -> list[Request]:
     """One Request a prompt. text_model: has encode, new_detokenizer(params) and max_prompts."""
-    prompt, params = body.prompt, sampling_params(body)
+    prompt, params = body.prompt, _with_words(sampling_params(body), text_model.encode)
     if isinstance(prompt, str):
         prompts: list = [prompt]
     elif prompt and isinstance(prompt[0], int):
@@ -117,7 +141,7 @@ def completion_requests(body: CompletionRequest, text_model) -> list[Request]:
 
 def chat_request(body: ChatRequest, text_model) -> Request:
     """The conversation as one Request, written out by the model's own template."""
-    params, tokenizer = sampling_params(body), text_model.tokenizer
+    params, tokenizer = _with_words(sampling_params(body), text_model.encode), text_model.tokenizer
     messages = [message.model_dump(include={"role", "content", "name"}, exclude_none=True) for message in body.messages]
     for message in messages:
         if message["role"] == "developer":  # OpenAI's newer name of the system's role; templates know the older one

@@ -2,7 +2,8 @@
 is here but not supported, unless it asks for nothing.
 
 Source: OpenAI's API reference of chat completions and completions; top_k, min_p, repetition_penalty, min_tokens,
-stop_token_ids, ignore_eos and skip_special_tokens are named as in vLLM's server.
+stop_token_ids, ignore_eos, skip_special_tokens, include_stop_str_in_output, allowed_token_ids, bad_words and
+prompt_logprobs are named as in vLLM's server.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ NEUTRAL: dict[str, tuple] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "logit_bias": ({},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),  # without tools it says nothing
@@ -72,6 +72,19 @@ class Common(Strict):
     stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = Field(
+        None, description="the text ends with the stop string, or with an end token that is not special"
+    )
+    logit_bias: dict[str, float] | None = Field(
+        None, description="token id (a string of digits) -> what is added to its logit, -100 to 100"
+    )
+    allowed_token_ids: Ids | None = Field(None, description="only these tokens can be sampled; not empty")
+    bad_words: Texts | None = Field(
+        None, description="texts that the answer must not hold; at most 1000, each of at most 256 characters"
+    )
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=20, description="likeliest tokens to report for each prompt token; not with stream=true"
+    )
 
     # labels: taken, without effect
     user: str | None = None
@@ -81,7 +94,6 @@ class Common(Strict):
 
     # not supported: see NEUTRAL
     n: int | None = None
-    logit_bias: dict[str, float] | None = None
     store: bool | None = None
     service_tier: str | None = None
 

@@ -19,6 +19,7 @@ class Answer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[dict[int, float] | None] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     num_prompt_tokens: int = 0
@@ -30,6 +31,7 @@ class Answer:
         self.token_ids += update.token_ids
         if update.logprobs is not None:
             self.logprobs = (self.logprobs or []) + update.logprobs
+        self.prompt_logprobs = update.prompt_logprobs
         self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
         self.num_prompt_tokens, self.num_cached_tokens = update.num_prompt_tokens, update.num_cached_tokens
 
@@ -48,8 +50,9 @@ class Replies:
     object = chunk_object = prefix = ""
 
     def __init__(self, model: str, tokenizer: Tokenizer, *, num_choices: int = 1, include_usage: bool = False,
-                 num_top: int = 0):  # fmt: skip
+                 num_top: int = 0, with_end: bool = False):  # fmt: skip
         self.tokenizer, self.include_usage, self.num_top = tokenizer, include_usage, num_top
+        self.with_end = with_end  # an end token counts as part of the text
         self.answers = [Answer() for _ in range(num_choices)]
         self.frame = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
@@ -65,7 +68,7 @@ class Replies:
         """What one update adds to the stream; None if nothing that a reader could see."""
         answer = self.answers[update.index]
         answer.add(update)
-        logprobs = None if update.logprobs is None else self._logprobs(answer, _shown(update))
+        logprobs = None if update.logprobs is None else self._logprobs(answer, _shown(update, self.with_end))
         if not update.text and not logprobs and update.finish_reason is None:
             return None
         return self._chunk([self._delta(update, logprobs)])
@@ -80,13 +83,23 @@ class Replies:
         return chunk | {"usage": None} if self.include_usage else chunk
 
     def _all_logprobs(self, answer: Answer) -> dict | None:
-        return None if answer.logprobs is None else self._logprobs(answer, _shown(answer))
+        return None if answer.logprobs is None else self._logprobs(answer, _shown(answer, self.with_end))
 
     def _token(self, token_id: int) -> str:
         """A token as text, and part of a character as its bytes, as in OpenAI's API: bytes:\\xe4."""
         text = self.tokenizer.decode([token_id], skip_special_tokens=False)
         data = self.tokenizer.token_bytes(token_id) if "\ufffd" in text else None
         return text if data is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def _prompt_logprobs(self, answer: Answer) -> dict:
+        """vLLM's field: for each prompt token {id: {"logprob", "decoded_token"}}. Nothing if nobody asked."""
+        if answer.prompt_logprobs is None:
+            return {}
+        return {"prompt_logprobs": [
+            entry and {str(token): {"logprob": max(value, LEAST_LOGPROB), "decoded_token": self._token(token)}
+                       for token, value in entry.items()}
+            for entry in answer.prompt_logprobs
+        ]}  # fmt: skip
 
     def _choice(self, index: int, answer: Answer) -> dict:
         raise NotImplementedError
@@ -102,6 +115,9 @@ class ChatReplies(Replies):
     """chat.completion and chat.completion.chunk"""
 
     object, chunk_object, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def body(self) -> dict:
+        return super().body() | self._prompt_logprobs(self.answers[0])
 
     def first_chunks(self) -> list[dict]:
         return [
@@ -138,8 +154,9 @@ class CompletionReplies(Replies):
     object, chunk_object, prefix = "text_completion", "text_completion", "cmpl"
 
     def _choice(self, index: int, answer: Answer) -> dict:
-        return {"index": index, "text": answer.text, "logprobs": self._all_logprobs(answer),
-                "finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}  # fmt: skip
+        choice = {"index": index, "text": answer.text, "logprobs": self._all_logprobs(answer),
+                  "finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}  # fmt: skip
+        return choice | self._prompt_logprobs(answer)
 
     def _delta(self, update: Update, logprobs: dict | None) -> dict:
         return {"index": update.index, "text": update.text, "logprobs": logprobs,
@@ -163,8 +180,8 @@ def _likeliest(entry: dict[int, float], count: int) -> list[tuple[int, float]]:
     return sorted(entry.items(), key=lambda item: -item[1])[:count]
 
 
-def _shown(part: Update | Answer) -> list[tuple[int, dict[int, float]]]:
-    """Tokens with their logprobs, without the end token: it is no part of the text."""
+def _shown(part: Update | Answer, with_end: bool) -> list[tuple[int, dict[int, float]]]:
+    """Tokens with their logprobs, without the end token where that is no part of the text."""
     pairs = list(zip(part.token_ids, part.logprobs or [], strict=False))
-    ended_by_token = part.finish_reason == "stop" and not isinstance(part.stop_reason, str)
+    ended_by_token = part.finish_reason == "stop" and not isinstance(part.stop_reason, str) and not with_end
     return pairs[:-1] if ended_by_token else pairs
