@@ -13,9 +13,9 @@ class RequestOutput:
     ``out["text"]`` and ``out["token_ids"]`` read like nano-vllm's dicts; ``out.outputs[0].text``
     reads like vLLM's objects; plain attributes are the shortest.
 
-    token_ids: generated ids, the end token included. text: their text without end token or stop
-    string (but see include_stop_str_in_output) or a character cut in half. finish_reason: "stop", "length" or "abort"; None while
-    running. stop_reason: the stop string or token id that ended it, if one did.
+    token_ids: generated ids, the end token included. text: their text without a character cut in
+    half, and without end token or stop string (but see include_stop_str_in_output). finish_reason:
+    "stop", "length" or "abort"; None while running. stop_reason: the stop string or token id that ended it, if one did.
     logprobs: one dict {token id: natural-log probability} a generated token, or None.
     prompt_logprobs: the same for each prompt token, None for the first; None if nobody asked. While
     the prompt is being computed the list is shorter.

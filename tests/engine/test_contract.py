@@ -38,6 +38,13 @@ BAD_PARAMS = {
     "logprobs": [*NO_INTEGERS, -1, 1001],
     "skip_special_tokens": [1, None],
     "detokenize": ["no", 0],
+    "logit_bias": [5, [1, 2], {"5": 1.0}, {-1: 1.0}, {2**31: 1.0}, {1: 100.5}, {1: -101}, {1: NAN}, {1: "2"},
+                   {1.5: 1.0}, {True: 1.0}, {1: None}],
+    "allowed_token_ids": [[], 5, "12", [-1], [2**31], [1.5], [True], [None], [[1]]],
+    "bad_words": ["", "word", [""], [" "], [5], 5, [None], {"a": 1}],
+    "bad_words_ids": [5, [5], [[]], [[1], []], [[-1]], [[2**31]], ["a"]],
+    "prompt_logprobs": [*NO_INTEGERS, -1, 1001],
+    "include_stop_str_in_output": [1, None, "yes"],
 }
 
 
@@ -50,7 +57,12 @@ def test_bad_sampling_value(name, value):
     with pytest.raises(ValueError) as error:
         SamplingParams(**{name: value})
     assert name in str(error.value)
-    shown = value[0] if name == "stop_token_ids" and isinstance(value, list) else value
+    shown = value
+    while name in ("stop_token_ids", "allowed_token_ids", "bad_words_ids", "logit_bias") and shown:
+        if not isinstance(shown, (list, dict)) or repr(shown)[:60] in str(error.value):
+            break  # of many values the bad one is shown
+        inner = [*shown.items()][0] if isinstance(shown, dict) else shown
+        shown = next(x for x in inner if repr(x) in str(error.value) or isinstance(x, list))
     assert repr(shown)[:60] in str(error.value) or isinstance(value, np.ndarray)
 
 
@@ -267,3 +279,40 @@ def test_requests_without_a_seed_get_different_ones_that_the_engines_seed_fixes(
 
     assert len(set(seeds(0) + seeds(1))) == 11 and seeds(0) == seeds(0)
     assert seeds(0)[-1] == 7 and all(0 <= seed < 2**63 for seed in seeds(-(2**63)))
+
+
+OPTIONS = [dict(logit_bias={1: 2.0}), dict(allowed_token_ids=[1]), dict(bad_words_ids=[[1, 2]]),
+           dict(bad_words=["a"]), dict(prompt_logprobs=0)]  # fmt: skip
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=str)
+def test_an_option_that_the_runner_does_not_have_is_refused_by_name(option):
+    [(name, value)] = option.items()
+    eng = engine()
+    with pytest.raises(ValueError, match=f"^{name.removesuffix('_ids') if 'bad' in name else name}=.*SlotRunner"):
+        eng.add_request([1, 2], SamplingParams(**option))
+    assert_empty(eng)
+    seq = eng.add_request([1, 2], SamplingParams(logit_bias={}, bad_words=[]))  # asks for nothing
+    finish(eng)
+    assert_right(eng, seq)
+
+
+class Willing(SlotRunner):
+    supports = ("logit_bias", "allowed_token_ids", "bad_words")
+
+
+@pytest.mark.parametrize(
+    "option", [dict(logit_bias={0: 1, VOCAB: 2.0}), dict(allowed_token_ids=[0, VOCAB]), dict(bad_words_ids=[[0, VOCAB]])],
+    ids=str,
+)  # fmt: skip
+def test_ids_of_options_lie_in_the_vocabulary(option):
+    [name] = option
+    config = EngineConfig(vocab_size=VOCAB, max_model_len=64)
+    eng = LLMEngine(config, runner=Willing(16, 4, VOCAB))
+    with pytest.raises(ValueError, match=f"{name} contains {VOCAB}, vocabulary has {VOCAB}"):
+        eng.add_request([1], SamplingParams(**option))
+    with pytest.raises(ValueError, match="bad_words=.*'word'.* needs a tokenizer"):
+        eng.add_request([1], SamplingParams(bad_words=["word"]))
+    with pytest.raises(ValueError, match="prompt_logprobs=1 is not supported by Willing"):
+        eng.add_request([1], SamplingParams(prompt_logprobs=1))
+    assert_empty(eng)
