@@ -41,8 +41,9 @@ class Update:
     """What one request has gained since its last update.
 
     index: which request of its Generation. text: safe to show; the texts join to the whole. logprobs: one
-    dict a token, or None. prompt_logprobs: the whole list, with the last update. finish_reason: None while it runs; "stop", "length" or "abort". failed: it was
-    given up because steps kept raising, or because its own text could not be made.
+    dict a token, or None. prompt_logprobs: the whole list, with the last update. finish_reason: None
+    while it runs; "stop", "length" or "abort". failed: it was given up because steps kept raising, or
+    because its own text could not be made.
     arrival, at, before: seconds on the monotonic clock: when it was asked, when the newest token was
     there, and the same of the update before (None for the first).
     """

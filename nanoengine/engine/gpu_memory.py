@@ -87,9 +87,9 @@ def measure_largest_step(runner, config: EngineConfig) -> int:
 
 
 def _score_a_prompt(runner, hidden: torch.Tensor) -> None:
-    """prompt_logprobs with as many rows at once as there ever are: a longer prompt takes more parts, not more memory."""
-    places = np.arange(ROWS) % len(hidden)
-    PromptLogprobs(runner.model.logits, hidden, PromptRows(places, np.zeros(ROWS, np.int64), [(0, ROWS, MOST_LOGPROBS)]))
+    """prompt_logprobs with as many rows at once as there ever are: a longer prompt only takes more parts."""
+    places, targets = np.arange(ROWS) % len(hidden), np.zeros(ROWS, np.int64)
+    PromptLogprobs(runner.model.logits, hidden, PromptRows(places, targets, [(0, ROWS, MOST_LOGPROBS)]))
 
 
 def _longest_rows(config: EngineConfig, block_size: int) -> list[Sequence]:

@@ -302,7 +302,8 @@ class Willing(SlotRunner):
 
 
 @pytest.mark.parametrize(
-    "option", [dict(logit_bias={0: 1, VOCAB: 2.0}), dict(allowed_token_ids=[0, VOCAB]), dict(bad_words_ids=[[0, VOCAB]])],
+    "option",
+    [dict(logit_bias={0: 1, VOCAB: 2.0}), dict(allowed_token_ids=[0, VOCAB]), dict(bad_words_ids=[[0, VOCAB]])],
     ids=str,
 )  # fmt: skip
 def test_ids_of_options_lie_in_the_vocabulary(option):

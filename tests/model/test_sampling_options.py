@@ -123,7 +123,7 @@ def requests() -> list:
     kinds = [
         dict(temperature=0),
         dict(prompt_logprobs=3, temperature=0),
-        dict(logit_bias={i: 4.0 for i in range(0, VOCAB, 3)}, temperature=0.9),
+        dict(logit_bias=dict.fromkeys(range(0, VOCAB, 3), 4.0), temperature=0.9),
         dict(allowed_token_ids=range(100, 300), temperature=0, prompt_logprobs=0),
         dict(bad_words_ids=[[a, b] for a in range(0, VOCAB, 9) for b in range(2, 300, 50)], temperature=0),
         dict(temperature=1.2, top_k=40),
