@@ -19,7 +19,7 @@ def served():
         params = SamplingParams(temperature=0, max_tokens=24)
         [answer] = llm.chat(TALK, params, use_tqdm=False)
         with running(llm.engine, llm.tokenizer, model_name=MODEL) as server:
-            server.answer = answer
+            server.answer, server.tokenizer = answer, llm.tokenizer
             server.openai = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
             yield server
 
