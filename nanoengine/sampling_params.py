@@ -121,25 +121,35 @@ class SamplingParams:
         """Check and copy logit_bias, allowed_token_ids and bad_words; admission knows the vocabulary."""
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, Mapping):
-                raise ValueError(f"logit_bias must be a dict {{token id: number}}, got {self.logit_bias!r}")
-            put("logit_bias", {
-                integer("logit_bias key", token, 0, BIG): number(f"logit_bias[{token}]", bias, -100.0, 100.0)
-                for token, bias in self.logit_bias.items()
-            } or None)  # fmt: skip
+                raise ValueError(
+                    f"logit_bias must be a dict {{token id: number}}, got {self.logit_bias!r}"
+                )
+            checked = {}
+            for token, bias in self.logit_bias.items():
+                token = integer("logit_bias key", token, 0, BIG)
+                checked[token] = number(f"logit_bias[{token}]", bias, -100.0, 100.0)
+            put("logit_bias", checked or None)
         if self.allowed_token_ids is not None:
             put("allowed_token_ids", integers("allowed_token_ids", self.allowed_token_ids, 0, BIG))
             if not self.allowed_token_ids:
-                raise ValueError("allowed_token_ids must hold at least one token id, got []; None allows all")
+                raise ValueError(
+                    "allowed_token_ids must hold at least one token id, got []; None allows all"
+                )
         words = () if self.bad_words is None else self.bad_words
-        if not isinstance(words, (list, tuple)) or not all(isinstance(w, str) and w.strip() for w in words):
-            raise ValueError(f"bad_words must be a list of strings that are not blank, got {self.bad_words!r}")
+        are_words = isinstance(words, (list, tuple))
+        if not are_words or not all(isinstance(w, str) and w.strip() for w in words):
+            raise ValueError(
+                f"bad_words must be a list of strings that are not blank, got {self.bad_words!r}"
+            )
         put("bad_words", tuple(dict.fromkeys(words)))
         ids = () if self.bad_words_ids is None else self.bad_words_ids
         if not isinstance(ids, (list, tuple)):
             raise ValueError(f"bad_words_ids must be a list of lists of token ids, got {ids!r}")
         ids = tuple(integers("bad_words_ids", word, 0, BIG) for word in ids)
         if not all(ids):
-            raise ValueError(f"bad_words_ids must hold lists of at least one token id, got {self.bad_words_ids!r}")
+            raise ValueError(
+                f"bad_words_ids must hold lists of at least one token id, got {self.bad_words_ids!r}"
+            )
         put("bad_words_ids", ids)
 
     def _stop_strings(self) -> tuple[str, ...]:
@@ -165,9 +175,11 @@ def with_bad_words_ids(params: SamplingParams, encode: Callable[..., list[int]])
         return params
     ids: list[list[int]] = []
     for word in params.bad_words:
-        alone, after_blank = (encode(blank + word.lstrip(), add_special_tokens=False) for blank in ("", " "))
+        word = word.lstrip()
+        alone = encode(word, add_special_tokens=False)
+        after_blank = encode(" " + word, add_special_tokens=False)
         if not alone:
-            raise ValueError(f"bad_words holds {word!r}, which the tokenizer turns into no token at all")
+            raise ValueError(f"bad_words holds {word!r}, which the tokenizer turns into no token")
         ids.append(alone)
         if len(after_blank) == len(alone) and after_blank[0] != alone[0]:
             ids.append(after_blank)

@@ -75,13 +75,14 @@ def _check_options(params: SamplingParams, vocab_size: int | None, runner) -> No
     for name, value in asked.items():
         if value is not None and value != () and name not in supports:
             raise ValueError(
-                f"{name}={value!r:.100} is not supported by {type(runner).__name__} and its sampler: "
-                f"they name what they support in ``supports`` ({', '.join(sorted(supports)) or 'nothing'})"
+                f"{name}={value!r:.100} is not supported by {type(runner).__name__} and its "
+                "sampler: they name what they support in ``supports`` "
+                f"({', '.join(sorted(supports)) or 'nothing'})"
             )
     if params.bad_words and not params.bad_words_ids:
         raise ValueError(
-            f"bad_words={list(params.bad_words)!r:.100} needs a tokenizer, which the engine does not have: "
-            "give bad_words_ids, or ask through LLM or the server"
+            f"bad_words={list(params.bad_words)!r:.100} needs a tokenizer, which the engine does "
+            "not have: give bad_words_ids, or ask through LLM or the server"
         )
     if vocab_size is not None:
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):

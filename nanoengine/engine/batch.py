@@ -73,6 +73,8 @@ def build_batch(seqs: list[Sequence], block_size: int, rows_in_flight: dict[int,
     ids, in_flight = _input_ids(seqs, starts, counts, one_each, rows_in_flight)
     totals = np.array([seq.num_tokens for seq in seqs], np.int64)
     sample_rows = np.flatnonzero(context_lens == totals)
+    # where every row has one token and samples, none lies before the last token of its prompt
+    is_plain_decode = one_each and len(sample_rows) == len(seqs)
     return Batch(
         seqs=seqs,
         input_ids=ids,
@@ -84,8 +86,7 @@ def build_batch(seqs: list[Sequence], block_size: int, rows_in_flight: dict[int,
         sample_rows=sample_rows,
         sample_positions=totals[sample_rows],
         in_flight=in_flight,
-        # where every row has one token and samples, none of them lies before the last of its prompt
-        prompt=None if one_each and len(sample_rows) == len(seqs) else prompt_rows(seqs, starts, counts),
+        prompt=None if is_plain_decode else prompt_rows(seqs, starts, counts),
     )
 
 

@@ -87,9 +87,10 @@ def measure_largest_step(runner, config: EngineConfig) -> int:
 
 
 def _score_a_prompt(runner, hidden: torch.Tensor) -> None:
-    """prompt_logprobs with as many rows at once as there ever are: a longer prompt only takes more parts."""
+    """prompt_logprobs of as many rows as there are at once: a longer prompt only takes more parts."""
     places, targets = np.arange(ROWS) % len(hidden), np.zeros(ROWS, np.int64)
-    PromptLogprobs(runner.model.logits, hidden, PromptRows(places, targets, [(0, ROWS, MOST_LOGPROBS)]))
+    rows = PromptRows(places, targets, [(0, ROWS, MOST_LOGPROBS)])
+    PromptLogprobs(runner.model.logits, hidden, rows)
 
 
 def _longest_rows(config: EngineConfig, block_size: int) -> list[Sequence]:

@@ -22,7 +22,9 @@ from nanoengine.model.weights import dummy_weights, read_weights
 class PendingTokens:
     """A launched step; the tokens stay on the device until they are asked for."""
 
-    def __init__(self, num_rows: int, sample_rows: np.ndarray, tokens: torch.Tensor, logprobs, prompt=None):
+    def __init__(
+        self, num_rows: int, sample_rows: np.ndarray, tokens: torch.Tensor, logprobs, prompt=None
+    ):
         self._num_rows, self._sample_rows, self._tokens, self._logprobs = num_rows, sample_rows, tokens, logprobs
         self.logprobs: list[list[dict[int, float]]] | None = None
         self.prompt_logprobs = None if prompt is None else prompt.by_row(num_rows)
@@ -79,7 +81,7 @@ class ModelRunner:
 
     @property
     def supports(self) -> frozenset[str]:
-        """Which of engine.admission.RUNNER_OPTIONS it has: those of its sampler, and one of its own."""
+        """Which of engine.admission.RUNNER_OPTIONS it has: its sampler's, and one of its own."""
         return frozenset({"prompt_logprobs", *getattr(self.sampler, "supports", ())})
 
     def _tune(self, config: EngineConfig) -> None:
@@ -94,7 +96,8 @@ class ModelRunner:
         tokens = self._sampled(logits, seqs, batch.sample_positions) if seqs else logits.new_empty(0, dtype=torch.int64)
         logprobs = report_logprobs(raw, seqs, tokens) if wants else None
         self._previous[torch.from_numpy(batch.sample_rows).to(self.device)] = tokens
-        return PendingTokens(len(batch.seqs), batch.sample_rows, tokens, logprobs, self._prompt_logprobs)
+        prompt = self._prompt_logprobs
+        return PendingTokens(len(batch.seqs), batch.sample_rows, tokens, logprobs, prompt)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> torch.Tensor:
@@ -106,7 +109,7 @@ class ModelRunner:
         return self.model.logits(hidden[rows])
 
     def _score_prompt(self, hidden: torch.Tensor, batch: Batch) -> None:
-        """Compute what the step brings of prompt_logprobs; other ranks only give their parts of the logits."""
+        """Compute the step's prompt_logprobs; other ranks only give their parts of the logits."""
         self._prompt_logprobs = None
         if batch.prompt is not None:
             self._prompt_logprobs = PromptLogprobs(self.model.logits, hidden, batch.prompt)

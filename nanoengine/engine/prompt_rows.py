@@ -18,10 +18,14 @@ class PromptRows:
     """
 
     tokens: np.ndarray
-    targets: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # other ranks need none
+    targets: np.ndarray = field(
+        default_factory=lambda: np.empty(0, np.int64)
+    )  # other ranks need none
     spans: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def by_row(self, entries: list[dict[int, float]], num_rows: int) -> list[list[dict[int, float]]]:
+    def by_row(
+        self, entries: list[dict[int, float]], num_rows: int
+    ) -> list[list[dict[int, float]]]:
         """``entries``, one for each of the P tokens, as a list a row."""
         rows: list[list[dict[int, float]]] = [[] for _ in range(num_rows)]
         done = 0
@@ -32,7 +36,7 @@ class PromptRows:
 
 
 def prompt_rows(seqs: list[Sequence], starts: list[int], counts: list[int]) -> PromptRows | None:
-    """starts, counts: the position of each row's first token, and how many it computes. None if nobody asks.
+    """starts, counts: each row's first position, and how many tokens it computes. None if nobody asks.
 
     What is known already is not asked for again: a preempted sequence computes its prompt twice.
     """

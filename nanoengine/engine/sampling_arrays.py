@@ -29,7 +29,8 @@ class SamplingArrays:
         params = [seq.params for seq in seqs]
         plain = all(
             p.top_p >= 1
-            and not (p.top_k or p.min_p or p.min_tokens or p.needs_history or p.logit_bias or p.bad_words_ids)
+            and not (p.top_k or p.min_p or p.min_tokens or p.needs_history)
+            and not (p.logit_bias or p.bad_words_ids)
             and p.logprobs is None
             and p.allowed_token_ids is None
             for p in params

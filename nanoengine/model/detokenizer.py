@@ -161,7 +161,7 @@ class IncrementalDetokenizer:
         self._show(len(self._held))
 
     def _add(self, piece: str, hidden: str) -> None:
-        """Look for stop strings in what a token brings: text, or that of a special token that is left out."""
+        """Look for stop strings in a token's text; hidden: that of a special token that is left out."""
         self._held += piece
         self._length += len(piece)
         may_end = self._num_tokens >= self._min_tokens
@@ -170,8 +170,10 @@ class IncrementalDetokenizer:
             found.append(self._written.push(piece or hidden, not hidden, may_end, self._length))
         matches = [match for match in found if match is not None]
         if not matches:
-            windows = [self._shown] if self._written is None else [self._shown, self._written]
-            self._show(min(window.safe_length(self._length) for window in windows) - self._shown_length())
+            safe = self._shown.safe_length(self._length)
+            if self._written is not None:
+                safe = min(safe, self._written.safe_length(self._length))
+            self._show(safe - self._shown_length())
             return
         best = min(matches, key=lambda match: (match.end, -len(match.stop)))
         self.matched = best.stop
@@ -191,7 +193,8 @@ class IncrementalDetokenizer:
 
 
 class _Match(NamedTuple):
-    """end: characters of the newest piece up to the match's end. begin: length of the text before it."""
+    """end: characters of the newest piece up to the match's end. begin: length of the shown text
+    before the match."""
 
     end: int
     begin: int
@@ -199,7 +202,7 @@ class _Match(NamedTuple):
 
 
 class _Window:
-    """The last characters of a text that could be the beginning of a stop string, and the search for them.
+    """The end of a text that could be the beginning of a stop string, and the search for them.
 
     The text may hold more than what is shown: special tokens that are left out there. So each
     character knows how long the shown text is before it.
@@ -214,7 +217,10 @@ class _Window:
         self._shown_before: list[int] = []
 
     def push(self, piece: str, shown: bool, may_end: bool, length: int) -> _Match | None:
-        """Add ``piece``; length: that of the shown text with it. The match that is complete first, if it may be."""
+        """Add ``piece`` and return the match that is complete first, if one may be.
+
+        length: of the shown text, with the piece if that is ``shown``.
+        """
         old, start = len(self._text), length - len(piece) if shown else length
         self._text += piece
         self._shown_before += range(start, length) if shown else [length] * len(piece)
@@ -229,7 +235,7 @@ class _Window:
         return self._shown_before[0] if self._shown_before else length
 
     def _search(self, old: int) -> _Match | None:
-        """Looks only at matches whose end is new: all before was searched, or came before ``min_tokens``."""
+        """Looks only at matches whose end is new: the rest was searched, or came before min_tokens."""
         best: _Match | None = None
         for stop in self._stop:
             begin = self._text.find(stop, max(0, old - len(stop) + 1))
@@ -254,7 +260,7 @@ def _special_texts(tokenizer: DecodesTokens) -> dict[int, str]:
     """The text of each special token that has one; made once a tokenizer."""
     texts = _SPECIAL_TEXTS.get(tokenizer)
     if texts is None:
-        every = {i: tokenizer.decode([i], skip_special_tokens=False) for i in sorted(tokenizer.special_ids)}
+        every = {i: tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.special_ids}
         texts = _SPECIAL_TEXTS[tokenizer] = {i: text for i, text in every.items() if text}
     return texts
 

@@ -1,4 +1,4 @@
-"""logit_bias, allowed_token_ids and bad_words: what single requests change in their row of logits. Needs torch."""
+"""logit_bias, allowed_token_ids and bad_words change single rows of logits. Needs torch."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ class _Tensors:
             self.bias = on_device(list(p.logit_bias.values()), torch.float32, device)
         alone = [word[0] for word in p.bad_words_ids if len(word) == 1]
         if p.allowed_token_ids is not None or alone:
-            self.banned = torch.full((vocab_size,), p.allowed_token_ids is not None, dtype=torch.bool, device=device)
+            self.banned = torch.full(
+                (vocab_size,), p.allowed_token_ids is not None, dtype=torch.bool, device=device
+            )
             if p.allowed_token_ids is not None:
-                self.banned[on_device(list(p.allowed_token_ids), torch.int64, device)] = False
+                allowed = on_device(list(p.allowed_token_ids), torch.int64, device)
+                self.banned.index_fill_(0, allowed, False)
             if alone:
-                self.banned[on_device(alone, torch.int64, device)] = True
+                self.banned.index_fill_(0, on_device(alone, torch.int64, device), True)
         self.words: dict[tuple[int, ...], list[int]] = {}
         for word in p.bad_words_ids:
             if len(word) > 1:
@@ -51,7 +54,7 @@ def has_options(seq: Sequence) -> bool:
 
 
 class LogitsProcessors:
-    """Changes rows of logits in place; rows: the places of the sequences that has_options() is true of."""
+    """Changes rows of logits in place; rows: places of the sequences that have such options."""
 
     def __init__(self) -> None:
         self._tensors: WeakKeyDictionary[Sequence, _Tensors] = WeakKeyDictionary()

@@ -20,11 +20,16 @@ ROWS = 64
 class PromptLogprobs:
     """The likeliest ids of each token in ``prompt.tokens``, on their way to the host.
 
-    logits: hidden [S, hidden_size] -> [S, vocabulary], or [0, vocabulary] on a rank that samples nothing;
-    every rank calls it equally often.
+    logits: hidden [S, hidden_size] -> [S, vocabulary], or [0, vocabulary] on a rank that samples
+    nothing; every rank calls it equally often.
     """
 
-    def __init__(self, logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, prompt: PromptRows):
+    def __init__(
+        self,
+        logits: Callable[[torch.Tensor], torch.Tensor],
+        hidden: torch.Tensor,
+        prompt: PromptRows,
+    ):
         self._prompt, self._parts = prompt, []
         most = max((count for _, _, count in prompt.spans), default=0)
         places, targets = upload([prompt.tokens, prompt.targets], hidden.device)
@@ -50,7 +55,7 @@ class PromptLogprobs:
 
 
 def likeliest(scores: torch.Tensor, targets: torch.Tensor, most: int) -> tuple[torch.Tensor, ...]:
-    """Logprobs [S, most] and ids [S, most] of the likeliest tokens, and the targets' own logprobs [S]."""
+    """Logprobs and ids [S, most] of the likeliest tokens, and the targets' own logprobs [S]."""
     logprobs = scores.float().log_softmax(-1)
     values, ids = logprobs.topk(min(most, logprobs.shape[-1]))
     return values, ids, logprobs.gather(1, targets[:, None])[:, 0]

@@ -90,11 +90,16 @@ def _limit(fields: dict, model_name: str, vocab_size: int) -> None:
     bias = {"type": "number", "minimum": -100, "maximum": 100}
     # the keys are token ids, as strings of digits
     fields["logit_bias"]["anyOf"] = [
-        {"type": "object", "patternProperties": {"^(0|[1-9][0-9]*)$": bias}, "additionalProperties": False},
+        {
+            "type": "object",
+            "patternProperties": {"^(0|[1-9][0-9]*)$": bias},
+            "additionalProperties": False,
+        },
         {"type": "null"},
     ]
     word = {"type": "string", "pattern": r"\S", "maxLength": MAX_STOP_LENGTH}
-    fields["bad_words"]["anyOf"] = [{"type": "array", "items": word, "maxItems": MAX_BAD_WORDS}, {"type": "null"}]
+    words = {"type": "array", "items": word, "maxItems": MAX_BAD_WORDS}
+    fields["bad_words"]["anyOf"] = [words, {"type": "null"}]
     if "prompt" in fields:
         several = [{"type": "array", "items": item, "minItems": 1} for item in (text, ids)]
         fields["prompt"]["anyOf"] = [text, ids, *several]

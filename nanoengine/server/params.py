@@ -36,8 +36,8 @@ def parse(kind: type[Body], data: bytes) -> Body:
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is only allowed with stream=true", param="stream_options")
     if body.stream and body.prompt_logprobs is not None:
-        raise ApiError(400, f"prompt_logprobs={body.prompt_logprobs} is not supported with stream=true",
-                       param="prompt_logprobs")  # fmt: skip
+        message = f"prompt_logprobs={body.prompt_logprobs} is not supported with stream=true"
+        raise ApiError(400, message, param="prompt_logprobs")
     return body
 
 
@@ -65,14 +65,15 @@ def sampling_params(body: CompletionRequest | ChatRequest) -> SamplingParams:
                        param="stop")  # fmt: skip
     words = body.bad_words or []
     if len(words) > MAX_BAD_WORDS or any(len(word) > MAX_STOP_LENGTH for word in words):
-        raise ApiError(400, f"bad_words may hold at most {MAX_BAD_WORDS} texts of at most {MAX_STOP_LENGTH} "
-                       "characters", param="bad_words")  # fmt: skip
+        message = f"bad_words may hold at most {MAX_BAD_WORDS} texts of at most {MAX_STOP_LENGTH} characters"
+        raise ApiError(400, message, param="bad_words")
     if isinstance(body, ChatRequest):
         max_tokens, logprobs = _chat_limit(body), _chat_logprobs(body)
     else:
         max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         logprobs = body.logprobs
-    with_limits = given | {"stop": stops, "max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": _bias(body)}
+    with_limits = given | {"stop": stops, "max_tokens": max_tokens, "logprobs": logprobs}
+    with_limits["logit_bias"] = _bias(body)
     try:
         return SamplingParams(**with_limits)
     except ValueError as error:
@@ -83,7 +84,8 @@ def _bias(body: Common) -> dict[int, float] | None:
     """JSON's keys are strings: those of logit_bias must be token ids as one writes them."""
     for key in body.logit_bias or ():
         if not (key.isascii() and key.isdecimal() and len(key) < 11 and str(int(key)) == key):
-            raise ApiError(400, f"logit_bias has the key {key!r:.100}, which is no token id", param="logit_bias")
+            message = f"logit_bias has the key {key!r:.100}, which is no token id"
+            raise ApiError(400, message, param="logit_bias")
     return body.logit_bias and {int(key): bias for key, bias in body.logit_bias.items()}
 
 

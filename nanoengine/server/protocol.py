@@ -73,17 +73,21 @@ class Common(Strict):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = Field(
-        None, description="the text ends with the stop string, or with an end token that is not special"
+        None, description="the text ends with the stop string, or an end token that is not special"
     )
     logit_bias: dict[str, float] | None = Field(
         None, description="token id (a string of digits) -> what is added to its logit, -100 to 100"
     )
     allowed_token_ids: Ids | None = Field(None, description="only these tokens can be sampled; not empty")
     bad_words: Texts | None = Field(
-        None, description="texts that the answer must not hold; at most 1000, each of at most 256 characters"
+        None,
+        description="texts that the answer must not hold; at most 1000, each of at most 256 characters",
     )
     prompt_logprobs: int | None = Field(
-        None, ge=0, le=20, description="likeliest tokens to report for each prompt token; not with stream=true"
+        None,
+        ge=0,
+        le=20,
+        description="likeliest tokens to report for each prompt token; not with stream=true",
     )
 
     # labels: taken, without effect

@@ -92,14 +92,18 @@ class Replies:
         return text if data is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def _prompt_logprobs(self, answer: Answer) -> dict:
-        """vLLM's field: for each prompt token {id: {"logprob", "decoded_token"}}. Nothing if nobody asked."""
+        """vLLM's field, for each prompt token {id: {"logprob", "decoded_token"}}; {} if nobody asked."""
         if answer.prompt_logprobs is None:
             return {}
-        return {"prompt_logprobs": [
-            entry and {str(token): {"logprob": max(value, LEAST_LOGPROB), "decoded_token": self._token(token)}
-                       for token, value in entry.items()}
+
+        def described(token: int, value: float) -> dict:
+            return {"logprob": max(value, LEAST_LOGPROB), "decoded_token": self._token(token)}
+
+        entries = [
+            entry and {str(token): described(token, value) for token, value in entry.items()}
             for entry in answer.prompt_logprobs
-        ]}  # fmt: skip
+        ]
+        return {"prompt_logprobs": entries}
 
     def _choice(self, index: int, answer: Answer) -> dict:
         raise NotImplementedError

@@ -8,7 +8,9 @@ from nanoengine.trace import record
 
 TINY = dict(load_format="dummy", max_model_len=256, dtype="float32", num_blocks=400)
 PLAIN = dict(overlap=0, enforce_eager=True, fused_kernels=False, attention="torch")
-PROMPTS = [dict(prompt_token_ids=[(7 * i + 3 * j) % 1000 for j in range(1 + 17 * i)]) for i in range(9)]
+PROMPTS = [
+    dict(prompt_token_ids=[(7 * i + 3 * j) % 1000 for j in range(1 + 17 * i)]) for i in range(9)
+]
 WORDS = [[a, b] for a in range(0, 1000, 3) for b in range(0, 1000, 10)]
 KINDS = [
     dict(temperature=0),
@@ -24,7 +26,10 @@ KINDS = [
 
 
 def params():
-    return [SamplingParams(seed=i, max_tokens=12, ignore_eos=True, **kind) for i, kind in enumerate(KINDS)]
+    return [
+        SamplingParams(seed=i, max_tokens=12, ignore_eos=True, **kind)
+        for i, kind in enumerate(KINDS)
+    ]
 
 
 def outputs(model="tiny-qwen3", **settings):
@@ -69,10 +74,17 @@ def test_sampling_options_leave_plain_rows_on_graphs():
 
 def test_sampling_options_wait_for_no_gpu():
     """Those that depend on no history: the host runs ahead of the GPU, also with prompt_logprobs."""
-    options = [dict(logit_bias={5: 2.0}), dict(allowed_token_ids=range(50)), dict(bad_words_ids=[[1], [2]]), {}]
+    options = [
+        dict(logit_bias={5: 2.0}),
+        dict(allowed_token_ids=range(50)),
+        dict(bad_words_ids=[[1], [2]]),
+        {},
+    ]
     with LLM("tiny-qwen3", **TINY) as llm:
         for i, option in enumerate(options):
-            llm.engine.add_request([1, 2, 3, i], SamplingParams(max_tokens=200, ignore_eos=True, **option))
+            llm.engine.add_request(
+                [1, 2, 3, i], SamplingParams(max_tokens=200, ignore_eos=True, **option)
+            )
         for _ in range(4):
             llm.engine.step()
         torch.cuda.set_sync_debug_mode("error")
@@ -88,12 +100,16 @@ def test_sampling_options_wait_for_no_gpu():
 
 def test_sampling_options_memory_of_prompt_logprobs_was_measured():
     """A long prompt of a large vocabulary, beside a pool that takes all the rest: the peak is that of a part."""
-    with LLM("qwen3-0.6b", load_format="dummy", max_model_len=8192, gpu_memory_utilization=0.5) as llm:
+    with LLM(
+        "qwen3-0.6b", load_format="dummy", max_model_len=8192, gpu_memory_utilization=0.5
+    ) as llm:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         prompt = dict(prompt_token_ids=[(7 * i) % 150_000 for i in range(8000)])
-        [out] = llm.generate(prompt, SamplingParams(max_tokens=2, prompt_logprobs=20), use_tqdm=False)
+        [out] = llm.generate(
+            prompt, SamplingParams(max_tokens=2, prompt_logprobs=20), use_tqdm=False
+        )
         assert len(out.prompt_logprobs) == 8000
         whole = 8000 * llm.model_config.vocab_size * 4
         assert torch.cuda.max_memory_allocated() - before < whole / 4

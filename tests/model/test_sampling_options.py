@@ -7,7 +7,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, NoBadWordsLogitsProcessor, SequenceBiasLogitsProcessor
+from transformers import (
+    AutoModelForCausalLM,
+    NoBadWordsLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
 from transformers import RepetitionPenaltyLogitsProcessor as RepetitionPenalty
 
 from nanoengine import LLM, EngineConfig, LLMEngine, SamplingParams
@@ -35,7 +39,9 @@ def random_options(rng: random.Random, vocab: int) -> dict:
     if rng.random() < 0.4:
         options["allowed_token_ids"] = rng.sample(range(vocab), rng.randint(4, vocab))
     if rng.random() < 0.6:
-        options["bad_words_ids"] = [[rng.randrange(4) for _ in range(rng.randint(1, 3))] for _ in range(5)]
+        options["bad_words_ids"] = [
+            [rng.randrange(4) for _ in range(rng.randint(1, 3))] for _ in range(5)
+        ]
     if rng.random() < 0.4:
         options["repetition_penalty"] = rng.choice([0.5, 1.7])
     return options
@@ -45,9 +51,13 @@ def transformers_scores(row: torch.Tensor, seq) -> torch.Tensor:
     """The row after transformers' processors, in the order that SamplingParams states."""
     p, scores = seq.params, row[None].clone()
     everything = torch.tensor([seq.token_ids])
-    output = torch.tensor([seq.output_ids], dtype=torch.int64)  # bad words are looked for in the output alone
+    output = torch.tensor(
+        [seq.output_ids], dtype=torch.int64
+    )  # bad words are looked for in the output alone
     if p.logit_bias:
-        scores = SequenceBiasLogitsProcessor([[[i], float(b)] for i, b in p.logit_bias.items()])(everything, scores)
+        scores = SequenceBiasLogitsProcessor([[[i], float(b)] for i, b in p.logit_bias.items()])(
+            everything, scores
+        )
     if p.repetition_penalty != 1:
         scores = RepetitionPenalty(p.repetition_penalty)(everything, scores)
     if p.allowed_token_ids is not None:
@@ -64,11 +74,14 @@ def test_a_mixed_batch_has_the_scores_of_transformers_row_by_row(seed):
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     vocab = 12
     seqs = [
-        sequence([rng.randrange(4) for _ in range(rng.randint(1, 4))],
-                 [rng.randrange(4) for _ in range(rng.randint(0, 4))], temperature=0,
-                 **(random_options(rng, vocab) if i % 3 else {}))
+        sequence(
+            [rng.randrange(4) for _ in range(rng.randint(1, 4))],
+            [rng.randrange(4) for _ in range(rng.randint(0, 4))],
+            temperature=0,
+            **(random_options(rng, vocab) if i % 3 else {}),
+        )
         for i in range(9)
-    ]  # fmt: skip
+    ]
     logits = torch.randn(len(seqs), vocab, generator=generator) * 3
     wanted = [transformers_scores(row, seq) for row, seq in zip(logits, seqs, strict=True)]
     found, positions = logits.clone(), np.array([len(seq.token_ids) for seq in seqs], np.int64)
@@ -83,7 +96,9 @@ def test_a_mixed_batch_has_the_scores_of_transformers_row_by_row(seed):
 
 def test_a_ban_stands_whatever_else_is_asked():
     logits = torch.tensor([[5.0, 1.0, 0.0, -1.0]])
-    most = dict(logit_bias={0: 100, 1: 100}, frequency_penalty=-2.0, repetition_penalty=1e-44, temperature=0)
+    most = dict(
+        logit_bias={0: 100, 1: 100}, frequency_penalty=-2.0, repetition_penalty=1e-44, temperature=0
+    )
     banned = sequence([0], [0, 1], allowed_token_ids=[1, 2, 3], bad_words_ids=[[0, 1, 1]], **most)
     assert Sampler()(logits.clone(), [banned], np.array([3])).tolist() == [2]
 
@@ -101,13 +116,18 @@ def test_a_bad_word_counts_what_was_generated_and_not_the_prompt():
 @pytest.fixture(scope="module")
 def model() -> Decoder:
     decoder = Decoder(NAMED_CONFIGS["tiny-qwen3"], 256)
-    decoder.load_weights((name, value * 4 if value.dim() == 2 else value) for name, value in
-                         dummy_weights(NAMED_CONFIGS["tiny-qwen3"]))  # fmt: skip
+    decoder.load_weights(
+        (name, value * 4 if value.dim() == 2 else value)
+        for name, value in dummy_weights(NAMED_CONFIGS["tiny-qwen3"])
+    )
     return decoder.eval()
 
 
 def engine(model, **settings) -> LLMEngine:
-    settings = dict(max_model_len=256, vocab_size=VOCAB, device="cpu", block_size=4, num_blocks=300) | settings
+    settings = (
+        dict(max_model_len=256, vocab_size=VOCAB, device="cpu", block_size=4, num_blocks=300)
+        | settings
+    )
     return LLMEngine(EngineConfig(**settings), model=model)
 
 
@@ -125,15 +145,22 @@ def requests() -> list:
         dict(prompt_logprobs=3, temperature=0),
         dict(logit_bias=dict.fromkeys(range(0, VOCAB, 3), 4.0), temperature=0.9),
         dict(allowed_token_ids=range(100, 300), temperature=0, prompt_logprobs=0),
-        dict(bad_words_ids=[[a, b] for a in range(0, VOCAB, 9) for b in range(2, 300, 50)], temperature=0),
+        dict(
+            bad_words_ids=[[a, b] for a in range(0, VOCAB, 9) for b in range(2, 300, 50)],
+            temperature=0,
+        ),
         dict(temperature=1.2, top_k=40),
         dict(allowed_token_ids=[5, 6, 7], bad_words_ids=[[5, 6], [6, 7], [7, 5]], temperature=1.0),
         dict(prompt_logprobs=5, logprobs=2, temperature=1.0, repetition_penalty=1.4),
     ]
     prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 40))] for _ in kinds]
-    prompts[7] = prompts[1] = [rng.randrange(VOCAB) for _ in range(2 * ROWS + 1)]  # in three parts; shared blocks
-    return [(prompt, SamplingParams(seed=i, max_tokens=12, ignore_eos=True, **kind))
-            for i, (prompt, kind) in enumerate(zip(prompts, kinds, strict=True))]  # fmt: skip
+    prompts[7] = prompts[1] = [
+        rng.randrange(VOCAB) for _ in range(2 * ROWS + 1)
+    ]  # in three parts; shared blocks
+    return [
+        (prompt, SamplingParams(seed=i, max_tokens=12, ignore_eos=True, **kind))
+        for i, (prompt, kind) in enumerate(zip(prompts, kinds, strict=True))
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -151,10 +178,14 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: ",".join(f"{k}={v}" for k, v in s.items()) or "batched")
+@pytest.mark.parametrize(
+    "settings", SETTINGS, ids=lambda s: ",".join(f"{k}={v}" for k, v in s.items()) or "batched"
+)
 def test_options_hold_in_any_batch_chunked_preempted_overlapped(model, alone, settings):
     eng = engine(model, **settings)
-    run(eng, [(prompt, SamplingParams(max_tokens=1)) for prompt, _ in requests()])  # fills the prefix cache
+    run(
+        eng, [(prompt, SamplingParams(max_tokens=1)) for prompt, _ in requests()]
+    )  # fills the prefix cache
     seqs = run(eng, requests())
     assert [seq.output_ids for seq in seqs] == alone
     if settings.get("num_blocks") == 48:
@@ -185,17 +216,28 @@ def check_prompt_logprobs(logits: torch.Tensor, seq, tolerance=1e-3) -> None:
 
 def test_prompt_logprobs_are_those_of_transformers(embedded_folder):
     theirs = AutoModelForCausalLM.from_pretrained(embedded_folder, dtype=torch.float32).eval()
-    with LLM(max_model_len=128, device="cpu", max_num_batched_tokens=16, num_blocks=32, block_size=4) as llm:
+    with LLM(
+        max_model_len=128, device="cpu", max_num_batched_tokens=16, num_blocks=32, block_size=4
+    ) as llm:
         text = "The capital of France is Paris, and the capital of Italy is"
-        params = [SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=2), SamplingParams(max_tokens=2)]
+        params = [
+            SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=2),
+            SamplingParams(max_tokens=2),
+        ]
         out, plain = llm.generate([text, text], params, use_tqdm=False)
         assert plain.prompt_logprobs is None
         with torch.no_grad():
             expected = theirs(torch.tensor([out.prompt_token_ids])).logits[0].log_softmax(-1)
-        assert len(out.prompt_logprobs) == len(out.prompt_token_ids) and out.prompt_logprobs[0] is None
-        for row, token, entry in zip(expected, out.prompt_token_ids[1:], out.prompt_logprobs[1:], strict=False):
+        assert (
+            len(out.prompt_logprobs) == len(out.prompt_token_ids) and out.prompt_logprobs[0] is None
+        )
+        for row, token, entry in zip(
+            expected, out.prompt_token_ids[1:], out.prompt_logprobs[1:], strict=False
+        ):
             assert {*row.topk(2).indices.tolist(), token} == set(entry)
-            assert all(value == pytest.approx(row[i].item(), abs=1e-3) for i, value in entry.items())
+            assert all(
+                value == pytest.approx(row[i].item(), abs=1e-3) for i, value in entry.items()
+            )
         again = llm.generate(text, SamplingParams(max_tokens=1), use_tqdm=False)[0]
         assert again.num_cached_tokens > 0, "it may write to the prefix cache"
 
@@ -208,9 +250,17 @@ def test_a_sampler_of_your_own_must_name_what_it_has(model):
     config = EngineConfig(max_model_len=64, vocab_size=VOCAB, device="cpu", num_blocks=20)
     eng = LLMEngine(config, model=model, sampler=Own())
     for option in (dict(logit_bias={1: 1}), dict(allowed_token_ids=[1]), dict(bad_words_ids=[[1]])):
-        with pytest.raises(ValueError, match=f"{[*option][0].removesuffix('_ids')}.* not supported by ModelRunner and"):
+        with pytest.raises(
+            ValueError,
+            match=f"{[*option][0].removesuffix('_ids')}.* not supported by ModelRunner and",
+        ):
             eng.add_request([1], SamplingParams(**option))
-    assert len(run(eng, [([1, 2], SamplingParams(prompt_logprobs=1, max_tokens=1))])[0].prompt_logprobs) == 2
+    assert (
+        len(
+            run(eng, [([1, 2], SamplingParams(prompt_logprobs=1, max_tokens=1))])[0].prompt_logprobs
+        )
+        == 2
+    )
 
 
 # bad words as texts
@@ -219,12 +269,16 @@ def test_a_sampler_of_your_own_must_name_what_it_has(model):
 def test_bad_words_are_banned_with_and_without_a_blank(smollm):
     found = with_bad_words_ids(SamplingParams(bad_words=["Paris", " cat", "Paris"]), smollm.encode)
     forms = ["Paris", " Paris", "cat", " cat"]
-    assert found.bad_words_ids == tuple(tuple(smollm.encode(text, add_special_tokens=False)) for text in forms)
+    assert found.bad_words_ids == tuple(
+        tuple(smollm.encode(text, add_special_tokens=False)) for text in forms
+    )
     several = with_bad_words_ids(SamplingParams(bad_words=["xqzvw kjh"]), smollm.encode)
     assert several.bad_words_ids[0] == tuple(smollm.encode("xqzvw kjh")) and several.needs_history
     assert not with_bad_words_ids(SamplingParams(bad_words=["cat"]), smollm.encode).needs_history
     assert with_bad_words_ids(found, None) is found, "what is given is taken as it is"
-    with pytest.raises(ValueError, match="bad_words holds 'x', which the tokenizer turns into no token"):
+    with pytest.raises(
+        ValueError, match="bad_words holds 'x', which the tokenizer turns into no token"
+    ):
         with_bad_words_ids(SamplingParams(bad_words=["x"]), lambda text, add_special_tokens: [])
 
 
@@ -232,7 +286,9 @@ def test_generated_text_holds_no_bad_word():
     with LLM(max_model_len=128, device="cpu", num_blocks=32) as llm:
         ask, words = "The capital of France is", []
         for _ in range(4):
-            [out] = llm.generate(ask, SamplingParams(temperature=0, max_tokens=8, bad_words=words), use_tqdm=False)
+            [out] = llm.generate(
+                ask, SamplingParams(temperature=0, max_tokens=8, bad_words=words), use_tqdm=False
+            )
             assert not any(word in out.text for word in words)
             words.append(out.text.split()[0])
         assert len(set(words)) == 4
