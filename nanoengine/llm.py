@@ -21,7 +21,7 @@ from nanoengine.model.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from nanoengine.outputs import CompletionOutput, RequestOutput
 from nanoengine.prompts import cache_salt_of, conversations, params_list, prompt_list, prompt_parts
 from nanoengine.rebinding import about_to_be_replaced
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.sampling_params import SamplingParams, with_bad_words_ids
 
 PARTS = ("scheduler", "block_manager", "runner", "sampler", "attention_backend", "observer")
 
@@ -173,6 +173,7 @@ class LLM:
             wanted = params_list(sampling_params, len(prompts), SamplingParams())
             for prompt, params in zip(prompts, wanted, strict=True):
                 (text, ids), salt = prompt_parts(prompt, self.tokenizer.encode), cache_salt_of(prompt)
+                params = with_bad_words_ids(params, self.tokenizer.encode)
                 groups.append([])
                 for each in params.samples() if isinstance(params, SamplingParams) else [params]:
                     detokenizer = self._detokenizer(each) if incremental or getattr(each, "stop", ()) else None
@@ -188,8 +189,7 @@ class LLM:
         params = params if isinstance(params, SamplingParams) else SamplingParams()
         if not params.detokenize:
             return None
-        return IncrementalDetokenizer(self.tokenizer, stop=params.stop, min_tokens=params.min_tokens,
-                                      skip_special_tokens=params.skip_special_tokens)  # fmt: skip
+        return IncrementalDetokenizer.of(self.tokenizer, params)
 
     def _stream(self, groups: list[list[Sequence]]) -> Iterator[RequestOutput | None]:
         # Items follow the sequences, not this loop's steps: steps of other calls bring tokens, too.
@@ -246,6 +246,7 @@ class LLM:
             stop_reason=seq.stop_reason,
             error=seq.error,
             logprobs=first.logprobs,
+            prompt_logprobs=None if seq.prompt_logprobs is None else list(seq.prompt_logprobs),
             num_cached_tokens=seq.num_cached_tokens,
             metrics={k: v for k, v in metrics.items() if v is not None} | {"preemptions": seq.num_preemptions},
             index=index,
@@ -262,7 +263,8 @@ class LLM:
             return seq.detokenizer.text
         if not seq.params.detokenize:
             return ""
-        if seq.finish_reason == "stop":  # without stop strings there is no other: the last id is the end token
+        # without stop strings the last id is the end token
+        if seq.finish_reason == "stop" and not seq.params.include_stop_str_in_output:
             ids = ids[:-1]
         return detokenize(self.tokenizer, ids, seq.params.skip_special_tokens)
 

@@ -30,12 +30,15 @@ class RequestOutput:
     ``out["text"]`` and ``out["token_ids"]`` read like nano-vllm's dicts; ``out.outputs[0].text``
     reads like vLLM's objects; plain attributes are the shortest.
 
-    token_ids: generated ids, the end token included. text: their text without end token, stop
-    string or a character cut in half. finish_reason: "stop", "length", "abort" or "error"; None
-    while running. stop_reason: the stop string or token id that ended it, if one did.
+    token_ids: generated ids, the end token included. text: their text without a character cut in
+    half, and without end token or stop string (but see include_stop_str_in_output). finish_reason:
+    "stop", "length", "abort" or "error"; None while running. stop_reason: the stop string or token
+    id that ended it, if one did.
     error: with "error", why: the model's logits were NaN or +inf, or no token was left to draw. What
     was generated before that is there; other requests are not touched, and nothing is raised.
     logprobs: one dict {token id: natural-log probability} a generated token, or None.
+    prompt_logprobs: the same for each prompt token, None for the first; None if nobody asked. While
+    the prompt is being computed the list is shorter.
     num_cached_tokens: prompt tokens whose KV came from the prefix cache at first admission.
     metrics: seconds on the monotonic clock: "arrival", "first_token", "finished"; and the count
     "preemptions".
@@ -53,6 +56,7 @@ class RequestOutput:
     stop_reason: str | int | None = None
     error: str | None = None
     logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[dict[int, float] | None] | None = None
     num_cached_tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     index: int = 0

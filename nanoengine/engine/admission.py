@@ -12,6 +12,10 @@ from nanoengine.sampling_params import SamplingParams
 
 _GOLDEN = 0x9E3779B97F4A7C15  # odd 64-bit constant: spreads consecutive request ids over all seeds
 
+# Options that change logits or need more of them: a runner without a model, or a sampler of your
+# own, may not have them.
+RUNNER_OPTIONS = ("logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs")
+
 
 class ContextLengthError(ValueError):
     """The prompt alone leaves no room for an answer.
@@ -32,6 +36,7 @@ def make_sequence(
     prompt_token_ids: Iterable[int],
     params: SamplingParams | None = None,
     *,
+    runner=None,
     prompt: str | None = None,
     detokenizer=None,
     cache_salt: str | None = None,
@@ -41,6 +46,7 @@ def make_sequence(
     pool_tokens: tokens that the whole KV pool holds. Whatever outgrows a limit later is not
     refused: it ends with finish_reason "length" at the smallest of prompt + max_tokens,
     max_model_len, and the pool + 1 (the last token's KV is never needed).
+    runner: says in ``supports`` which options of RUNNER_OPTIONS it has.
     Errors: ValueError naming the argument, its value and the limit; ContextLengthError, which is
     one, for a prompt that is too long.
     """
@@ -60,10 +66,7 @@ def make_sequence(
             length,
             pool_tokens,
         )
-    if config.vocab_size is not None:
-        for token in params.stop_token_ids:
-            if token >= config.vocab_size:
-                raise ValueError(f"stop_token_ids contains {token}, vocabulary has {config.vocab_size} tokens")
+    _check_options(params, config.vocab_size, runner)
     limits = [config.max_model_len, pool_tokens + 1]
     if params.max_tokens is not None:
         limits.append(length + params.max_tokens)
@@ -83,6 +86,36 @@ def make_sequence(
         detokenizer=detokenizer,
         cache_salt=cache_salt,
     )
+
+
+def _check_options(params: SamplingParams, vocab_size: int | None, runner) -> None:
+    """ValueError for an option that this runner does not have, or an id outside the vocabulary."""
+    asked = {name: getattr(params, name) for name in RUNNER_OPTIONS}
+    asked["bad_words"] = params.bad_words or params.bad_words_ids
+    supports = RUNNER_OPTIONS if runner is None else getattr(runner, "supports", ())
+    for name, value in asked.items():
+        if value is not None and value != () and name not in supports:
+            raise ValueError(
+                f"{name}={value!r:.100} is not supported by {type(runner).__name__} and its "
+                "sampler: they name what they support in ``supports`` "
+                f"({', '.join(sorted(supports)) or 'nothing'})"
+            )
+    if params.bad_words and not params.bad_words_ids:
+        raise ValueError(
+            f"bad_words={list(params.bad_words)!r:.100} needs a tokenizer, which the engine does "
+            "not have: give bad_words_ids, or ask through LLM or the server"
+        )
+    if vocab_size is not None:
+        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+            _check_vocabulary(name, getattr(params, name) or (), vocab_size)
+        for word in params.bad_words_ids:
+            _check_vocabulary("bad_words_ids", word, vocab_size)
+
+
+def _check_vocabulary(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    largest = max(ids, default=0)
+    if largest >= vocab_size:
+        raise ValueError(f"{name} contains {largest}, vocabulary has {vocab_size} tokens")
 
 
 def check_token_ids(token_ids: Iterable[int], vocab_size: int | None, max_model_len: float = math.inf) -> list[int]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nanoengine.engine.prompt_rows import PromptRows, prompt_rows
 from nanoengine.engine.sequence import Sequence
 
 
@@ -22,6 +23,7 @@ class Batch:
         random numbers.
     in_flight: int64 [T] or None: where >= 0, the input id is not known on the host yet: it is the
         token that row in_flight[t] of the step before samples.
+    prompt: the tokens that bring logprobs of the prompt; None if nobody asks for them.
     """
 
     seqs: list[Sequence]
@@ -34,6 +36,7 @@ class Batch:
     sample_rows: np.ndarray
     sample_positions: np.ndarray
     in_flight: np.ndarray | None = None
+    prompt: PromptRows | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -70,6 +73,8 @@ def build_batch(seqs: list[Sequence], block_size: int, rows_in_flight: dict[int,
     ids, in_flight = _input_ids(seqs, starts, counts, one_each, rows_in_flight)
     totals = np.array([seq.num_tokens for seq in seqs], np.int64)
     sample_rows = np.flatnonzero(context_lens == totals)
+    # where every row has one token and samples, none lies before the last token of its prompt
+    is_plain_decode = one_each and len(sample_rows) == len(seqs)
     return Batch(
         seqs=seqs,
         input_ids=ids,
@@ -81,6 +86,7 @@ def build_batch(seqs: list[Sequence], block_size: int, rows_in_flight: dict[int,
         sample_rows=sample_rows,
         sample_positions=totals[sample_rows],
         in_flight=in_flight,
+        prompt=None if is_plain_decode else prompt_rows(seqs, starts, counts),
     )
 
 

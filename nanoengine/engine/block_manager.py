@@ -89,8 +89,9 @@ class BlockManager:
         """Blocks that hold the longest cached prefix of ``seq``; changes nothing.
 
         At least one token is left to compute: logits come from computing a token, not from KV.
+        For the same reason a sequence that reports prompt_logprobs computes its whole prompt.
         """
-        if not self.enable_prefix_caching:
+        if not self.enable_prefix_caching or seq.params.prompt_logprobs is not None:
             return []
         found, parent = [], ROOT
         for i in range((len(seq.token_ids) - 1) // self.block_size):

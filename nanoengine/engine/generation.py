@@ -53,6 +53,7 @@ class Update:
 
     index: which Request of its Generation; with n samples a prompt, sample j of prompt i is i * n + j.
     text: safe to show; the texts join to the whole. logprobs: one dict a token, or None.
+    prompt_logprobs: the whole list, with the last update.
     finish_reason: None while it runs; "stop", "length", "abort" or "error", and with the last
     ``error`` says why. failed: it was given up because steps kept raising, or because its own text
     could not be made.
@@ -73,6 +74,7 @@ class Update:
     before: float | None = None
     failed: bool = False
     error: str | None = None
+    prompt_logprobs: list[dict[int, float] | None] | None = None
 
     def merge(self, newer: Update) -> None:
         """Take in the update that follows this one."""
@@ -82,6 +84,7 @@ class Update:
             self.logprobs += newer.logprobs or []
         self.finish_reason, self.stop_reason = newer.finish_reason, newer.stop_reason
         self.at, self.failed, self.error = newer.at, newer.failed, newer.error
+        self.prompt_logprobs = newer.prompt_logprobs
 
 
 class Generation:
@@ -196,6 +199,7 @@ class Open:
             before=self.at,
             failed=self.failed,
             error=seq.error,
+            prompt_logprobs=seq.prompt_logprobs if seq.finish_reason is not None else None,
         )
         self.num_tokens += len(token_ids)
         self.at = now

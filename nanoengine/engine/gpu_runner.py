@@ -51,11 +51,11 @@ class PendingTokens:
     """
 
     def __init__(self, batch: Batch, tokens: torch.Tensor, vocab_size: int, report=None,
-                 graph_bucket: int | None = None, wait=torch.cuda.Event.synchronize):  # fmt: skip
+                 graph_bucket: int | None = None, wait=torch.cuda.Event.synchronize, prompt=None):  # fmt: skip
         self._vocab_size = vocab_size
         self._num_rows, self._sample_rows, self._report = len(batch.seqs), batch.sample_rows, report
-        self._wait = wait
-        self.graph_bucket, self.logprobs = graph_bucket, None
+        self._wait, self._prompt = wait, prompt
+        self.graph_bucket, self.logprobs, self.prompt_logprobs = graph_bucket, None, None
         on_gpu = tokens.device.type == "cuda"
         self._host = torch.empty(tokens.shape, dtype=torch.int64, pin_memory=on_gpu)
         self._host.copy_(tokens, non_blocking=True)
@@ -64,6 +64,8 @@ class PendingTokens:
     def result(self) -> list[list[int]]:
         if self._landed is not None:
             self._wait(self._landed)
+        if self._prompt is not None:
+            self.prompt_logprobs = self._prompt.by_row(self._num_rows)
         tokens = check_ids(self._host.tolist(), self._vocab_size)
         if len(tokens) == self._num_rows:
             results = [[token] for token in tokens]
@@ -143,7 +145,8 @@ class GpuRunner(ModelRunner):
         options: None on a rank that does not sample.
         """
         options = options or SamplingArrays.none(len(batch.sample_rows))
-        for graphs in self.graphs:
+        self._prompt_logprobs = None
+        for graphs in self.graphs if batch.prompt is None else ():  # a graph keeps no hidden states
             bucket = graphs.bucket_of(batch)
             if bucket is not None:
                 scores, *drawn = graphs.replay(bucket, batch, options)
@@ -152,12 +155,13 @@ class GpuRunner(ModelRunner):
         hidden, (last, *columns) = self._forward(
             batch, last, batch.sample_rows, options.seeds, options.temperature_bits, batch.sample_positions
         )
+        self._score_prompt(hidden, batch)
         scores = self.model.logits if self._own_model else self.model.scores
         return scores(hidden[last]) if len(last) else None, None, *columns
 
     def _sample_eagerly(self, batch: Batch, options: SamplingArrays, scores, rows, seeds, temperatures, places):
         if scores is None:
-            return PendingTokens(batch, rows, self.vocab_size, wait=self.wait)
+            return PendingTokens(batch, rows, self.vocab_size, wait=self.wait, prompt=self._prompt_logprobs)
         raw = None
         if options.plain and self._plain_sampler and self._paged:
             from nanoengine.kernels.draw import draw
@@ -169,7 +173,7 @@ class GpuRunner(ModelRunner):
             tokens = self._sampled(scores.float(), options.seqs, batch.sample_positions)
         self._previous.index_copy_(0, rows, tokens)
         report = self._report(raw, options.seqs, tokens)
-        return PendingTokens(batch, tokens, self.vocab_size, report, wait=self.wait)
+        return PendingTokens(batch, tokens, self.vocab_size, report, wait=self.wait, prompt=self._prompt_logprobs)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -28,7 +28,8 @@ class Pending(Protocol):
 
     Returns one list of token ids a row: empty for an unfinished chunk, one id for a decode or a
     finished prompt, several where drafts were accepted. ``logprobs`` is, after result(), None or
-    one list a row of {token id: natural-log probability} in step with the ids.
+    one list a row of {token id: natural-log probability} in step with the ids; ``prompt_logprobs``
+    the same for the prompt tokens of Batch.prompt. A runner that ``supports`` none needs none.
 
     Where no token can be drawn, NON_FINITE or NO_TOKEN stands in place of the id. The engine ends
     that request alone: finish_reason "error", ``error`` says why (ROW_ERRORS), none of its blocks
@@ -48,6 +49,8 @@ class Runner(Protocol):
 
     In each layer all KV of a step is stored before any row attends: a row may share blocks that
     another row of the same batch, before it or behind it, computes.
+    It may name in ``supports`` those of admission.RUNNER_OPTIONS that it has; requests with others
+    are refused.
     """
 
     num_blocks: int  # size of its KV pool
@@ -99,6 +102,7 @@ class Sampler(Protocol):
     It may return NO_TOKEN for a row that has no token left. Rows of which the model's logits hold
     NaN or +inf end with NON_FINITE, whatever it returns for them; any other id outside the
     vocabulary is a RuntimeError that names it.
+    It may name in ``supports`` those of logit_bias, allowed_token_ids and bad_words that it has.
     """
 
     def __call__(self, logits: Any, seqs: list[Sequence], positions: Any) -> Any: ...

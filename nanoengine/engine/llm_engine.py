@@ -42,7 +42,8 @@ class LLMEngine:
         """Queue one request. ValueError if it can never be served; the engine goes on.
         more: prompt, detokenizer, cache_salt (see make_sequence)."""
         pool_tokens = self.block_manager.num_blocks * self.block_manager.block_size
-        seq = make_sequence(self.config, pool_tokens, next(self._ids), prompt_token_ids, params, **more)
+        seq = make_sequence(self.config, pool_tokens, next(self._ids), prompt_token_ids, params,
+                            runner=self.runner, **more)  # fmt: skip
         self.sequences[seq.seq_id] = seq
         self.scheduler.add(seq)
         return seq

@@ -14,6 +14,7 @@ from nanoengine.engine.batch import Batch
 from nanoengine.engine.device import cpu_kv_bytes, pick_device, pick_dtype
 from nanoengine.engine.interfaces import ROW_ERRORS
 from nanoengine.model.decoder import Decoder
+from nanoengine.model.prompt_logprobs import PromptLogprobs
 from nanoengine.model.resolve import ModelFiles, resolve_model
 from nanoengine.model.sampler import Sampler, judged, report_logprobs
 from nanoengine.model.weights import dummy_weights, read_weights
@@ -23,11 +24,12 @@ class PendingTokens:
     """A launched step; the tokens stay on the device until they are asked for."""
 
     def __init__(
-        self, num_rows: int, sample_rows: np.ndarray, tokens: torch.Tensor, logprobs, vocab_size: int
+        self, num_rows: int, sample_rows: np.ndarray, tokens: torch.Tensor, logprobs, vocab_size: int, prompt=None
     ):
         self._num_rows, self._sample_rows, self._tokens, self._logprobs = num_rows, sample_rows, tokens, logprobs
         self._vocab_size = vocab_size
         self.logprobs: list[list[dict[int, float]]] | None = None
+        self.prompt_logprobs = None if prompt is None else prompt.by_row(num_rows)
 
     def result(self) -> list[list[int]]:
         results: list[list[int]] = [[] for _ in range(self._num_rows)]
@@ -84,7 +86,13 @@ class ModelRunner:
         shape = (m.num_hidden_layers, 2, self.num_blocks, self.block_size, m.num_key_value_heads, m.head_dim)
         self.kv_cache = zeros(shape, self.dtype, self.device)
         self._layer_caches = list(self.kv_cache)
+        self._prompt_logprobs: PromptLogprobs | None = None  # of the last launch
         self._previous: torch.Tensor | None = None  # by row, the tokens that the last launch sampled
+
+    @property
+    def supports(self) -> frozenset[str]:
+        """Which of engine.admission.RUNNER_OPTIONS it has: its sampler's, and one of its own."""
+        return frozenset({"prompt_logprobs", *getattr(self.sampler, "supports", ())})
 
     def _tune(self, config: EngineConfig) -> None:
         """What a device wants changed before memory is measured: nothing here."""
@@ -98,15 +106,23 @@ class ModelRunner:
         tokens = self._sampled(logits, seqs, batch.sample_positions) if seqs else logits.new_empty(0, dtype=torch.int64)
         logprobs = report_logprobs(raw, seqs, tokens) if wants else None
         self._previous[torch.from_numpy(batch.sample_rows).to(self.device)] = tokens
-        return PendingTokens(len(batch.seqs), batch.sample_rows, tokens, logprobs, self.vocab_size)
+        prompt = self._prompt_logprobs
+        return PendingTokens(len(batch.seqs), batch.sample_rows, tokens, logprobs, self.vocab_size, prompt)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> torch.Tensor:
         """Logits, float32 [S, vocabulary], of the rows that sample: all of a step but the sampling."""
         hidden = self.forward(batch)
+        self._score_prompt(hidden, batch)
         rows = torch.from_numpy(np.cumsum(batch.query_lens)[batch.sample_rows] - 1).to(self.device)
         self._previous = torch.zeros(len(batch.seqs), dtype=torch.int64, device=self.device)
         return self.model.logits(hidden[rows])
+
+    def _score_prompt(self, hidden: torch.Tensor, batch: Batch) -> None:
+        """Compute the step's prompt_logprobs; other ranks only give their parts of the logits."""
+        self._prompt_logprobs = None
+        if batch.prompt is not None:
+            self._prompt_logprobs = PromptLogprobs(self.model.logits, hidden, batch.prompt)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:

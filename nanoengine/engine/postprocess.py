@@ -58,6 +58,7 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
     """
     results = list(step.pending.result())
     logprobs = getattr(step.pending, "logprobs", None)
+    prompt_logprobs = getattr(step.pending, "prompt_logprobs", None)
     batch, block_size, now = step.batch, manager.block_size, time.monotonic()
     if len(results) != len(batch.seqs) or len(batch.sample_rows) < len(results) or not all(results):
         _check_rows(results, batch)
@@ -88,6 +89,8 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
             seq.first_token = now
         if logprobs is not None and seq.logprobs is not None:
             seq.logprobs.extend(logprobs[row][: len(results[row])])
+        if prompt_logprobs is not None and seq.prompt_logprobs is not None:
+            seq.prompt_logprobs.extend(prompt_logprobs[row])
         if written // block_size > seq.num_committed_blocks and seq.finish_reason != "error":
             manager.commit(seq, written)
     _count(batch, output)
@@ -97,7 +100,10 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
 def _ends(seq: Sequence, token: int) -> bool:
     """End ``seq`` if ``token``, just appended, ends it."""
     if token in seq.end_token_ids and seq.num_output_tokens > seq.params.min_tokens:
-        end(seq, "stop", token)
+        matched = None
+        if seq.detokenizer is not None and seq.params.include_stop_str_in_output:
+            matched = seq.detokenizer.push(token)
+        end(seq, "stop", token if matched is None else matched)
         return True
     matched = seq.detokenizer.push(token) if seq.detokenizer is not None else None
     if matched is not None:

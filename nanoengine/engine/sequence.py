@@ -63,6 +63,8 @@ class Sequence:
     error: str | None = None  # why, where finish_reason is "error"
     stop_reason: str | int | None = None
     logprobs: list[dict[int, float]] | None = None
+    # one entry a prompt token whose turn has come, None for the first; None if nobody asks
+    prompt_logprobs: list[dict[int, float] | None] | None = None
     num_preemptions: int = 0
     first_token: float | None = None
     finished_at: float | None = None
@@ -71,6 +73,8 @@ class Sequence:
         self.num_prompt_tokens = self.num_tokens = len(self.token_ids)
         if self.params.logprobs is not None:
             self.logprobs = []
+        if self.params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]
 
     @property
     def output_ids(self) -> list[int]:

@@ -11,6 +11,7 @@ import torch
 
 from nanoengine.engine.batch import Batch
 from nanoengine.engine.block_tables import BlockTables
+from nanoengine.engine.prompt_rows import PromptRows
 
 
 class SentTables(BlockTables):
@@ -35,7 +36,8 @@ class StepSender:
         self._tables.changes = []
         lines = self._tables.lines(batch)
         arrays = (batch.input_ids, batch.positions, batch.slot_mapping, batch.query_lens, batch.context_lens,
-                  batch.sample_rows, batch.sample_positions, batch.in_flight)  # fmt: skip
+                  batch.sample_rows, batch.sample_positions, batch.in_flight,
+                  None if batch.prompt is None else batch.prompt.tokens)  # fmt: skip
         return arrays, lines, self._tables.changes
 
 
@@ -53,7 +55,8 @@ class StepReceiver:
                 self._tables[line] += blocks
             else:
                 self._tables[line] = blocks
-        ids, positions, slots, query_lens, context_lens, sample_rows, sample_positions, in_flight = arrays
+        ids, positions, slots, query_lens, context_lens, sample_rows, sample_positions, in_flight, prompt = arrays
         tables = [self._tables[line] for line in lines.tolist()]
+        prompt = None if prompt is None else PromptRows(prompt)
         return Batch(list(range(len(lines))), ids, positions, slots, query_lens, context_lens, tables, sample_rows,
-                     np.asarray(sample_positions), in_flight)  # fmt: skip
+                     np.asarray(sample_positions), in_flight, prompt)  # fmt: skip

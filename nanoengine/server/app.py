@@ -93,8 +93,7 @@ class Service:
         return encoded.ids
 
     def new_detokenizer(self, params: SamplingParams) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(self.tokenizer, stop=params.stop, min_tokens=params.min_tokens,
-                                      skip_special_tokens=params.skip_special_tokens)  # fmt: skip
+        return IncrementalDetokenizer.of(self.tokenizer, params)
 
     async def add(self, requests: list, prompt: str = "prompt") -> Generation:
         """AsyncEngine.add, with its refusals as HTTP errors. prompt: the field they come from."""
@@ -130,7 +129,8 @@ class Service:
         generation = await self.add(requests, field)
         made = replies(self.settings.model_name, self.tokenizer, num_choices=len(requests), n=body.n or 1,
                        include_usage=usage, num_top=num_top,
-                       skip_special_tokens=requests[0].params.skip_special_tokens)  # fmt: skip
+                       skip_special_tokens=requests[0].params.skip_special_tokens,
+                       with_end=bool(body.include_stop_str_in_output))  # fmt: skip
         if body.stream:
             return EventStream(generation, made, self.settings.request_timeout_s)
         return await whole(request.receive, generation, made, self.settings.request_timeout_s)

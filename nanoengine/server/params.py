@@ -10,17 +10,19 @@ from pydantic import ValidationError
 
 from nanoengine.engine.admission import ContextLengthError
 from nanoengine.engine.generation import Request
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.sampling_params import SamplingParams, with_bad_words_ids
 from nanoengine.server.errors import ApiError
 from nanoengine.server.protocol import NEUTRAL, UNIONS, ChatRequest, Common, CompletionRequest
 
 Body = TypeVar("Body", bound=Common)
 MAX_STOPS, MAX_STOP_LENGTH = 16, 256  # the search for stop texts costs their sum at each character
+MAX_BAD_WORDS = 1000  # each is encoded twice
 MAX_ERRORS = 1000
 OF_A_TALK = ("messages", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
 DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API
 SAME = ("top_p", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p", "repetition_penalty", "min_tokens",
-        "stop_token_ids", "ignore_eos", "skip_special_tokens", "temperature", "n")  # fmt: skip
+        "stop_token_ids", "ignore_eos", "skip_special_tokens", "temperature", "n",
+        "include_stop_str_in_output", "allowed_token_ids", "bad_words", "prompt_logprobs")  # fmt: skip
 
 
 def parse(kind: type[Body], data: bytes) -> Body:
@@ -36,6 +38,9 @@ def parse(kind: type[Body], data: bytes) -> Body:
                            code="unsupported_parameter")  # fmt: skip
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is only allowed with stream=true", param="stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        message = f"prompt_logprobs={body.prompt_logprobs} is not supported with stream=true"
+        raise ApiError(400, message, param="prompt_logprobs")
     return body
 
 
@@ -112,16 +117,37 @@ def sampling_params(body: CompletionRequest | ChatRequest) -> SamplingParams:
     if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_LENGTH for stop in stops):
         raise ApiError(400, f"stop may hold at most {MAX_STOPS} texts of at most {MAX_STOP_LENGTH} characters",
                        param="stop")  # fmt: skip
+    words = body.bad_words or []
+    if len(words) > MAX_BAD_WORDS or any(len(word) > MAX_STOP_LENGTH for word in words):
+        message = f"bad_words may hold at most {MAX_BAD_WORDS} texts of at most {MAX_STOP_LENGTH} characters"
+        raise ApiError(400, message, param="bad_words")
     if isinstance(body, ChatRequest):
         max_tokens, logprobs = _chat_limit(body), _chat_logprobs(body)
     else:
         max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         logprobs = body.logprobs
     with_limits = given | {"stop": stops, "max_tokens": max_tokens, "logprobs": logprobs}
+    with_limits["logit_bias"] = _bias(body)
     try:
         return SamplingParams(**with_limits)
     except ValueError as error:
         raise blame(error) from None
+
+
+def _bias(body: Common) -> dict[int, float] | None:
+    """JSON's keys are strings: those of logit_bias must be token ids as one writes them."""
+    for key in body.logit_bias or ():
+        if not (key.isascii() and key.isdecimal() and len(key) < 11 and str(int(key)) == key):
+            message = f"logit_bias has the key {key!r:.100}, which is no token id"
+            raise ApiError(400, message, param="logit_bias")
+    return body.logit_bias and {int(key): bias for key, bias in body.logit_bias.items()}
+
+
+def _with_words(params: SamplingParams, encode: Callable) -> SamplingParams:
+    try:
+        return with_bad_words_ids(params, encode)
+    except ValueError as error:
+        raise ApiError(400, str(error)[:500], param="bad_words") from None
 
 
 def _chat_limit(body: ChatRequest) -> int | None:
@@ -155,7 +181,8 @@ def blame(error: ValueError, prompt: str = "prompt") -> ApiError:
         return ApiError(400, message, param=prompt, code="context_length_exceeded")
     message = str(error)
     found = re.match(r"[A-Za-z_]\w*(\[\d+\]|\.\w+)*", message)
-    path = {"prompt_token_ids": prompt}.get(found[0].partition("[")[0], found[0]) if found else None
+    path = found[0] if found else None
+    path = {"prompt_token_ids": prompt, "bad_words_ids": "bad_words"}.get((path or "").partition("[")[0], path)
     return ApiError(400, message[:500], param=path)
 
 
@@ -164,7 +191,7 @@ def completion_requests(body: CompletionRequest, text_model) -> list[Request]:
 
     text_model: has encode, new_detokenizer(params) and max_prompts.
     """
-    prompt, params = body.prompt, sampling_params(body)
+    prompt, params = body.prompt, _with_words(sampling_params(body), text_model.encode)
     if isinstance(prompt, str):
         prompts: list = [prompt]
     elif prompt and isinstance(prompt[0], int):
@@ -194,7 +221,7 @@ def _check_choices(count: int, text_model) -> None:
 
 def chat_requests(body: ChatRequest, text_model) -> list[Request]:
     """The conversation, written out by the model's own template: one Request a sample."""
-    params, tokenizer = sampling_params(body), text_model.tokenizer
+    params, tokenizer = _with_words(sampling_params(body), text_model.encode), text_model.tokenizer
     _check_choices(params.n, text_model)
     messages = [message.model_dump(include={"role", "content", "name"}, exclude_none=True) for message in body.messages]
     for message in messages:

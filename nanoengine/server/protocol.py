@@ -2,7 +2,8 @@
 is here but not supported, unless it asks for nothing.
 
 Source: OpenAI's API reference of chat completions and completions; top_k, min_p, repetition_penalty, min_tokens,
-stop_token_ids, ignore_eos, skip_special_tokens and cache_salt are named as in vLLM's server.
+stop_token_ids, ignore_eos, skip_special_tokens, cache_salt, include_stop_str_in_output, allowed_token_ids, bad_words
+and prompt_logprobs are named as in vLLM's server.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ NEUTRAL: dict[str, tuple] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "logit_bias": ({},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),  # without tools it says nothing
@@ -77,6 +77,23 @@ class Common(Strict):
     skip_special_tokens: bool | None = None
     n: int | None = Field(None, ge=1, le=MAX_N, description="choices of each prompt, default 1")
     cache_salt: str | None = Field(None, min_length=1, description="only requests of the same salt share cached KV")
+    include_stop_str_in_output: bool | None = Field(
+        None, description="the text ends with the stop string, or an end token that is not special"
+    )
+    logit_bias: dict[str, float] | None = Field(
+        None, description="token id (a string of digits) -> what is added to its logit, -100 to 100"
+    )
+    allowed_token_ids: Ids | None = Field(None, description="only these tokens can be sampled; not empty")
+    bad_words: Texts | None = Field(
+        None,
+        description="texts that the answer must not hold; at most 1000, each of at most 256 characters",
+    )
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=20,
+        description="likeliest tokens to report for each prompt token; not with stream=true",
+    )
 
     # labels: taken, without effect
     user: str | None = None
@@ -85,7 +102,6 @@ class Common(Strict):
     prompt_cache_key: str | None = None
 
     # not supported: see NEUTRAL
-    logit_bias: dict[str, float] | None = None
     store: bool | None = None
     service_tier: str | None = None
 

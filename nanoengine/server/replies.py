@@ -26,6 +26,7 @@ class Answer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[dict[int, float] | None] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     num_prompt_tokens: int = 0
@@ -38,6 +39,7 @@ class Answer:
         self.token_ids += update.token_ids
         if update.logprobs is not None:
             self.logprobs = (self.logprobs or []) + update.logprobs
+        self.prompt_logprobs = update.prompt_logprobs
         self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
         self.num_prompt_tokens, self.num_cached_tokens = update.num_prompt_tokens, update.num_cached_tokens
 
@@ -63,10 +65,12 @@ class Replies:
     object = chunk_object = prefix = ""
 
     def __init__(self, model: str, tokenizer: Tokenizer, *, num_choices: int = 1, n: int = 1,
-                 include_usage: bool = False, num_top: int = 0, skip_special_tokens: bool = True):  # fmt: skip
+                 include_usage: bool = False, num_top: int = 0, skip_special_tokens: bool = True,
+                 with_end: bool = False):  # fmt: skip
         self.n = n
         self.tokenizer, self.include_usage, self.num_top = tokenizer, include_usage, num_top
         self.skip_special_tokens = skip_special_tokens
+        self.with_end = with_end  # an end token counts as part of the text
         self.answers = [Answer() for _ in range(num_choices)]
         self.frame = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
@@ -105,13 +109,27 @@ class Replies:
             return None
         if answer.parts is None:
             answer.parts = make_parts(self.tokenizer, self.skip_special_tokens)
-        answer.unreported += [(answer.parts.push(token_id), entry) for token_id, entry in _shown(source)]
+        answer.unreported += [(answer.parts.push(token_id), entry) for token_id, entry in _shown(source, self.with_end)]
         length, ready = len(answer.text), answer.unreported
         if answer.finish_reason is None:
             held = next((i for i, (part, _) in enumerate(ready) if not part.lies_in(length)), len(ready))
             ready = ready[:held]
         answer.unreported = answer.unreported[len(ready) :]
         return self._logprobs(ready, length)
+
+    def _prompt_logprobs(self, answer: Answer) -> dict:
+        """vLLM's field, for each prompt token {id: {"logprob", "decoded_token"}}; {} if nobody asked."""
+        if answer.prompt_logprobs is None:
+            return {}
+
+        def described(token: int, value: float) -> dict:
+            return {"logprob": _number(value), "decoded_token": self.tokenizer.token_text(token)}
+
+        entries = [
+            entry and {str(token): described(token, value) for token, value in entry.items()}
+            for entry in answer.prompt_logprobs
+        ]
+        return {"prompt_logprobs": entries}
 
     def _choice(self, index: int, answer: Answer) -> dict:
         raise NotImplementedError
@@ -128,6 +146,9 @@ class ChatReplies(Replies):
     """chat.completion and chat.completion.chunk"""
 
     object, chunk_object, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def body(self) -> dict:
+        return super().body() | self._prompt_logprobs(self.answers[0])
 
     def first_chunks(self) -> list[dict]:
         return [
@@ -172,8 +193,9 @@ class CompletionReplies(Replies):
     object, chunk_object, prefix = "text_completion", "text_completion", "cmpl"
 
     def _choice(self, index: int, answer: Answer) -> dict:
-        return {"index": index, "text": answer.text, "logprobs": self._all_logprobs(answer),
-                "finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}  # fmt: skip
+        choice = {"index": index, "text": answer.text, "logprobs": self._all_logprobs(answer),
+                  "finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}  # fmt: skip
+        return choice | self._prompt_logprobs(answer)
 
     def _delta(self, update: Update, logprobs: dict | None) -> dict:
         return {"index": update.index, "text": update.text, "logprobs": logprobs,
@@ -206,8 +228,8 @@ def _likeliest(entry: dict[int, float], count: int) -> list[tuple[int, float]]:
     return sorted(entry.items(), key=lambda item: -item[1])[:count]
 
 
-def _shown(part: Update | Answer) -> list[tuple[int, dict[int, float]]]:
-    """Tokens with their logprobs, without the end token: it is no part of the text."""
+def _shown(part: Update | Answer, with_end: bool) -> list[tuple[int, dict[int, float]]]:
+    """Tokens with their logprobs, without the end token where that is no part of the text."""
     pairs = list(zip(part.token_ids, part.logprobs or [], strict=False))
-    ended_by_token = part.finish_reason == "stop" and not isinstance(part.stop_reason, str)
+    ended_by_token = part.finish_reason == "stop" and not isinstance(part.stop_reason, str) and not with_end
     return pairs[:-1] if ended_by_token else pairs

@@ -190,3 +190,12 @@ def test_a_step_is_launched_without_waiting_for_the_gpu():
                 llm.engine.step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_sampling_options_on_two_ranks():
+    """Logits of the prompt are gathered in parts, beside steps that both ranks replay."""
+    from tests.gpu.test_sampling_options import PLAIN, assert_same, outputs
+
+    wanted = outputs(**PLAIN)
+    assert_same(outputs(tensor_parallel_size=2), wanted)
+    assert_same(outputs(tensor_parallel_size=2, max_num_batched_tokens=33), wanted)

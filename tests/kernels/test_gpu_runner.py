@@ -20,6 +20,10 @@ def outputs(runner, config, params, **parts):
     for _ in engine.run():
         engine.block_manager.check_invariants(engine.sequences.values())
     reports = [seq.logprobs and [sorted(entry) for entry in seq.logprobs] for seq in seqs]
+    for seq in seqs:
+        if seq.params.prompt_logprobs is not None:
+            assert len(seq.prompt_logprobs) == seq.num_prompt_tokens
+            reports += [sorted(entry) for entry in seq.prompt_logprobs[1:]]
     return [seq.output_ids for seq in seqs], reports
 
 
@@ -49,6 +53,9 @@ def test_tokens_are_those_of_the_plain_runner(qk_norm, graphs):
     for params in (
         [SamplingParams(temperature=0, max_tokens=4), SamplingParams(temperature=50, seed=3, max_tokens=3)],
         [SamplingParams(seed=5, max_tokens=2, min_tokens=1), SamplingParams(logprobs=2, seed=1, max_tokens=2)],
+        [SamplingParams(seed=5, max_tokens=3, logit_bias={7: 9.0}), SamplingParams(max_tokens=2, prompt_logprobs=2)],
+        [SamplingParams(seed=6, max_tokens=3, prompt_logprobs=1, bad_words_ids=[[i, i + 1] for i in range(63)]),
+         SamplingParams(seed=1, max_tokens=3, allowed_token_ids=[4, 5, 6])],
     ):
         assert outputs(ours, config, params) == outputs(plain, config, params)
     assert set(replays) == ({("DecodeGraphs", 1), ("DecodeGraphs", 2), ("MixedGraphs", 8)} if graphs else set())

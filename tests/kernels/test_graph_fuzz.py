@@ -31,7 +31,11 @@ def requests_of(draw: random.Random) -> list[tuple[int, list[int], SamplingParam
         own = [draw.randrange(64) for _ in range(draw.choice([1, 2, 9, 20]))]
         prompt = shared[: draw.choice([0, 16, 20, 32])] + own
         options = draw.choice([dict(temperature=0), dict(temperature=50), dict(temperature=50, top_k=5),
-                               dict(logprobs=2), dict(repetition_penalty=1.3, temperature=0)])  # fmt: skip
+                               dict(logprobs=2), dict(repetition_penalty=1.3, temperature=0),
+                               dict(prompt_logprobs=2, temperature=0), dict(logit_bias={5: 3, 9: -9}),
+                               dict(allowed_token_ids=range(9, 30), prompt_logprobs=0, temperature=50),
+                               dict(bad_words_ids=[[i] for i in range(9)] + [[20, 21], [30, 31, 32]]),
+                               ])  # fmt: skip
         params = SamplingParams(**options, seed=number, max_tokens=draw.randint(1, 6), ignore_eos=True)
         requests.append((draw.randint(0, 6), prompt, params))
     return sorted(requests, key=lambda request: request[0])
@@ -47,7 +51,9 @@ def outputs(runner, config, requests):
         engine.step()
         engine.block_manager.check_invariants(engine.sequences.values())
         step += 1
-    return [(seq.output_ids, seq.logprobs and [sorted(entry) for entry in seq.logprobs]) for seq in seqs]
+    reports = [(seq.logprobs, (seq.prompt_logprobs or [])[1:]) for seq in seqs]
+    return [(seq.output_ids, [[sorted(entry) for entry in report or ()] for report in both])
+            for seq, both in zip(seqs, reports, strict=True)]  # fmt: skip
 
 
 def shape_of(draw: random.Random):

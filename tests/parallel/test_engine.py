@@ -25,7 +25,7 @@ ROWS = {None: 10, "tiny-llama": 86, "tiny-qwen2": 86, "tiny-qwen3": 86}
 MIXED = [SamplingParams(temperature=0, max_tokens=7, ignore_eos=True), SamplingParams(seed=3, max_tokens=5),
          SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=6),
          SamplingParams(seed=5, top_p=0.8, max_tokens=6),
-         SamplingParams(temperature=0, max_tokens=4, logprobs=2)]  # fmt: skip
+         SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=1)]  # fmt: skip
 
 
 class Teacher:
@@ -63,6 +63,8 @@ def observe(name, size, settings):
             seen[when] = [out.token_ids for out in outputs]
             seen["hits"] = sum(out.num_cached_tokens for out in outputs)
             seen["logprobs"] = [[sorted(entry) for entry in out.logprobs or ()] for out in outputs]
+            seen["prompt"] = [[sorted(entry) for entry in (out.prompt_logprobs or ())[1:]] for out in outputs]
+            assert [len(entries) for entries in seen["prompt"]] == [0, 0, 0, 0, len(prompts[4]) - 1]
         teacher.texts = {tuple(text[:4]): text for text in forced}
         params = SamplingParams(temperature=0, max_tokens=LENGTH - PROMPT, ignore_eos=True)
         llm.generate([text[:PROMPT] for text in forced], params, use_tqdm=False)
