@@ -143,9 +143,12 @@ def _bias(body: Common) -> dict[int, float] | None:
     return body.logit_bias and {int(key): bias for key, bias in body.logit_bias.items()}
 
 
-def _with_words(params: SamplingParams, encode: Callable) -> SamplingParams:
+def _with_words(params: SamplingParams, text_model) -> SamplingParams:
+    """Encode bad_words: only for a request that passed all cheaper checks."""
+    if not params.bad_words:
+        return params
     try:
-        return with_bad_words_ids(params, encode)
+        return with_bad_words_ids(params, text_model.encode)
     except ValueError as error:
         raise ApiError(400, str(error)[:500], param="bad_words") from None
 
@@ -191,7 +194,7 @@ def completion_requests(body: CompletionRequest, text_model) -> list[Request]:
 
     text_model: has encode, new_detokenizer(params) and max_prompts.
     """
-    prompt, params = body.prompt, _with_words(sampling_params(body), text_model.encode)
+    prompt, params = body.prompt, sampling_params(body)
     if isinstance(prompt, str):
         prompts: list = [prompt]
     elif prompt and isinstance(prompt[0], int):
@@ -204,7 +207,7 @@ def completion_requests(body: CompletionRequest, text_model) -> list[Request]:
         raise ApiError(400, f"prompt may hold at most {text_model.max_prompts} prompts, got {len(prompts)}",
                        param="prompt")  # fmt: skip
     _check_choices(len(prompts) * params.n, text_model)
-    requests = []
+    params, requests = _with_words(params, text_model), []
     for item in prompts:
         text = item if isinstance(item, str) else None
         ids = _encoded(item, text_model.encode)
@@ -221,8 +224,9 @@ def _check_choices(count: int, text_model) -> None:
 
 def chat_requests(body: ChatRequest, text_model) -> list[Request]:
     """The conversation, written out by the model's own template: one Request a sample."""
-    params, tokenizer = _with_words(sampling_params(body), text_model.encode), text_model.tokenizer
+    params, tokenizer = sampling_params(body), text_model.tokenizer
     _check_choices(params.n, text_model)
+    params = _with_words(params, text_model)
     messages = [message.model_dump(include={"role", "content", "name"}, exclude_none=True) for message in body.messages]
     for message in messages:
         if message["role"] == "developer":  # OpenAI's newer name of the system's role; templates know the older one

@@ -80,8 +80,8 @@ def test_logprobs_that_are_no_numbers_are_json_all_the_same(stream_it):
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), -1e30, -9999.5])
 def test_the_least_logprob(value):
     replies = CompletionReplies("tiny", byte_tokenizer(256), num_top=2)
-    answer = Answer(token_ids=[65], logprobs=[{65: value, 66: -0.5}])
-    found = replies._logprobs(answer, [(65, {65: value, 66: -0.5})])
+    answer = Answer(text="A", token_ids=[65], logprobs=[{65: value, 66: -0.5}], finish_reason="length")
+    found = replies._all_logprobs(answer)
     assert found["token_logprobs"] == [-9999.0]
     strict(json.dumps(found))
 
