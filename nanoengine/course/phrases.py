@@ -29,7 +29,6 @@ PHRASES: dict[str, Text] = {
         "Not saved: there is no progress file here. `make lab` makes one.",
         "没有保存:这里没有进度文件。用 `make lab` 打开就有了。",
     ),
-    "save_failed": Text("Not saved: {why}", "没有保存:{why}"),
     "enumerate": Text(", ", "、"),
     "label": Text("{name}: ", "{name}："),
     "level": Text("{name}.", "{name}："),
