@@ -13,8 +13,8 @@ from collections.abc import Sequence as Steps
 from nanoengine.markup import escape
 from nanoengine.viz.explain import describe
 from nanoengine.viz.frames import Stills, key_steps, language
-from nanoengine.viz.one_at_a_time import OneAtATime
 from nanoengine.viz.picture import PANES, WIDTH, check_panes, choose, render
+from nanoengine.viz.play import OneAtATime, play_buttons
 from nanoengine.viz.state import JUMPS, History, share_extent
 from nanoengine.viz.words import check_lang, label
 
@@ -168,14 +168,14 @@ class Player:
 
         say = lambda key: label(self.lang, key)  # noqa: E731 - it is only a shorter name here
         self.views = [w.HTML() for _ in self.histories]
-        self.play = w.Play(value=start, max=self.steps - 1, interval=800, tooltip=say("play"), layout={"width": "auto"})
-        self.slider = w.IntSlider(
-            style={"description_width": "auto"},
-            value=start,
-            max=self.steps - 1,
-            description=say("slider"),
-            layout={"flex": "1 1 260px"},
+        ends = {"value": start, "max": self.steps - 1}
+        self.play = w.Play(interval=800, **ends)
+        self.slider = w.IntSlider(readout=False, layout={"flex": "1 1 200px"}, **ends)
+        # ipywidgets gives its slider's handle no name; this field has one, says the step, and takes it.
+        self.number = w.BoundedIntText(
+            description=say("slider"), style={"description_width": "auto"}, layout={"width": "104px"}, **ends
         )
+        w.jslink((self.slider, "value"), (self.number, "value"))
         w.jslink((self.play, "value"), (self.slider, "value"))
         PLAYING.add(self.play)
         self.back, self.forward = (
@@ -194,7 +194,8 @@ class Player:
         self.note, self.note_style = w.HTML(), w.HTML(layout={"display": "none"})
         self.styles = [w.HTML(layout={"display": "none"}) for _ in self.views]
         self._connect()
-        first = [self.play, self.back, self.forward, self.slider, self.speed]
+        buttons = play_buttons(w, self.play, self.lang)
+        first = [buttons, self.back, self.forward, self.slider, self.number, self.speed]
         second = [self.kind, self.go, *([self.sequence] if "table" in self.panes else []), self.predict, self.reveal]
         row = {"flex_flow": "row wrap", "align_items": "center", "grid_gap": "4px 8px"}
         width = f"{WIDTH if len(self.views) == 1 else 2 * COMPARE_WIDTH + 12}px"

@@ -77,6 +77,8 @@ LABELS: dict[str, dict[str, str]] = {
         # player
         "slider": "step",
         "play": "play",
+        "pause": "pause",
+        "rewind": "stop, to the start",
         "back": "step back",
         "forward": "step forward",
         "speed": "speed",
@@ -161,6 +163,8 @@ LABELS: dict[str, dict[str, str]] = {
         "join": "",
         "slider": "步",
         "play": "播放",
+        "pause": "暂停",
+        "rewind": "停止并回到开头",
         "back": "后退一步",
         "forward": "前进一步",
         "speed": "速度",

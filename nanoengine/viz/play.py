@@ -1,0 +1,55 @@
+"""Play and rewind as buttons that have names, for the player and the clocks of forms. Needs ipywidgets.
+
+The buttons of ipywidgets' own Play have neither a text nor a title, so that a screen reader cannot tell them. Play
+itself stays in the page, unseen, for its timer. That timer goes on when the cell is run again and its Play is no longer
+seen: a new one stops the others here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from nanoengine.viz.words import label
+
+
+class OneAtATime:
+    """Play widgets of which one runs: a new one, and one that is started, stops the others."""
+
+    def __init__(self) -> None:
+        self._plays: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def add(self, play: Any) -> None:
+        """Take part from now on."""
+        self._stop_others(play)
+        self._plays.add(play)
+        play.observe(self._on_playing, "playing")
+
+    def _on_playing(self, change: dict) -> None:
+        if change["new"]:
+            self._stop_others(change["owner"])
+
+    def _stop_others(self, play: Any) -> None:
+        for other in list(self._plays):
+            if other is not play and other.playing:
+                other.playing = False
+
+
+def play_buttons(w: Any, play: Any, lang: str) -> Any:
+    """A box with the unseen ``play`` and two buttons in its stead. They work in the page, without the kernel."""
+    play.layout.display = "none"
+    toggle = w.ToggleButton(icon="play", tooltip=label(lang, "play"), layout={"width": "40px"})
+    rewind = w.Button(icon="stop", tooltip=label(lang, "rewind"), layout={"width": "40px"})
+    w.jslink((toggle, "value"), (play, "playing"))
+
+    def show(change: dict) -> None:
+        running = change["new"]
+        toggle.icon, toggle.tooltip = ("pause", label(lang, "pause")) if running else ("play", label(lang, "play"))
+
+    def back(_button: Any) -> None:
+        play.playing = False
+        play.value = play.min
+
+    play.observe(show, "playing")
+    rewind.on_click(back)
+    return w.HBox([toggle, rewind, play])
