@@ -21,6 +21,7 @@ from nanoengine.course.lesson import current_lang
 from nanoengine.course.typography import printed, said
 from nanoengine.course.watch import own_line, uses
 from nanoengine.course.wrap import columns, wrap
+from nanoengine.shown import counted
 
 LINE = 96  # columns of a message
 SHRINK_SECONDS = 2.0
@@ -29,7 +30,7 @@ WATCHED_CASES = 3  # the first ones run under a profile hook, which sees what th
 _TEXT = printed(
     {
         "en": {
-            "passed": "✓ {id} passed ({n} cases)",
+            "passed": "✓ {id} passed ({n})",
             "stub": "{id}: not written yet. Write {name}() in the cell above; hint({id!r}) helps.",
             "missing": "{id}: there is no {name} here. Run the cell that defines it first.",
             "imported": "{id}: {name} is, or calls, {what}. That is the package's own answer: write it yourself.",
@@ -151,7 +152,8 @@ def examine(exercise: Exercise, namespace: dict[str, Any], *, seed: int = 0, lan
             case, failure = _shrink(exercise, answer, case, failure, lang)
             return Result("wrong", _message(exercise, case, failure, lang), tried + 1)
         tried += 1
-    return Result("passed", text["passed"].format(n=tried, **names), tried)
+    number = counted(tried, "case") if lang == "en" else tried
+    return Result("passed", text["passed"].format(n=number, **names), tried)
 
 
 def _cases(exercise: Exercise, seed: int) -> Iterator[Any]:

@@ -71,9 +71,9 @@ def _add_grade(commands) -> None:
 
 
 def run_start(args) -> int:
-    from nanoengine.course.files import for_terminal
     from nanoengine.course.record import course_root
     from nanoengine.course.start import start
+    from nanoengine.shown import for_terminal
 
     work = _work(args)
     for copied in start(course_root(), work, args.lang):
@@ -85,8 +85,8 @@ def run_start(args) -> int:
 
 
 def run_status(args) -> int:
-    from nanoengine.course.files import for_terminal
     from nanoengine.course.status import status_lines
+    from nanoengine.shown import for_terminal
 
     path = _progress(args)
     print("\n".join(status_lines(_recovered(path))))
@@ -106,9 +106,9 @@ def _recovered(path: Path) -> dict:
 
 
 def run_next(args) -> int:
-    from nanoengine.course.files import for_terminal
     from nanoengine.course.start import StartError, notebook_of
     from nanoengine.course.status import next_exercise
+    from nanoengine.shown import for_terminal
 
     exercise = next_exercise(_recovered(_progress(args)))
     if exercise is None:
@@ -125,9 +125,9 @@ def run_next(args) -> int:
 def run_check(args) -> int:
     from nanoengine.course import progress
     from nanoengine.course.checks import find_exercise
-    from nanoengine.course.files import for_terminal
     from nanoengine.course.grade import Mark, grade_one
     from nanoengine.course.start import notebook_of
+    from nanoengine.shown import for_terminal
 
     exercise_id = find_exercise(args.exercise).id
     row = grade_one(notebook_of(_work(args), exercise_id), lang=args.lang)
@@ -152,9 +152,9 @@ def run_hint(args) -> int:
 
 
 def run_reset(args) -> int:
-    from nanoengine.course.files import for_terminal, visible
     from nanoengine.course.record import course_root
     from nanoengine.course.start import reset
+    from nanoengine.shown import for_terminal, visible
 
     done, kept = reset(course_root(), _work(args), args.name)
     if not done:
@@ -166,7 +166,8 @@ def run_reset(args) -> int:
 
 def run_export(args) -> int:
     from nanoengine.course import progress
-    from nanoengine.course.files import check_writable, counted, for_terminal, quoted
+    from nanoengine.course.files import check_writable
+    from nanoengine.shown import counted, for_terminal, quoted
 
     check_writable(args.file)
     if args.what == "anki":
@@ -182,7 +183,7 @@ def run_export(args) -> int:
 
 def run_merge(args) -> int:
     from nanoengine.course import progress
-    from nanoengine.course.files import for_terminal
+    from nanoengine.shown import for_terminal
 
     path, theirs = _progress(args), progress.load(_existing(args.file))
 
@@ -206,10 +207,11 @@ def run_interview(args) -> int:
 
 
 def run_grade(args) -> int:
-    from nanoengine.course.files import check_writable, counted, for_terminal
+    from nanoengine.course.files import check_writable
     from nanoengine.course.grade import grade
     from nanoengine.course.grade_report import write_reports
     from nanoengine.course.sandbox import Limits
+    from nanoengine.shown import counted, for_terminal
 
     if args.jobs < 1 or min(args.seconds, args.cell_seconds, args.memory) <= 0:
         raise ValueError("--jobs must be at least 1; --seconds, --cell-seconds and --memory must be above 0")
@@ -252,7 +254,7 @@ def _progress(args) -> Path:
 
 
 def _existing(path: Path) -> Path:
-    from nanoengine.course.files import for_terminal
+    from nanoengine.shown import for_terminal
 
     if not os.path.exists(path):
         raise FileNotFoundError(f"{for_terminal(path)} does not exist")

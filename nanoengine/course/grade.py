@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from nanoengine.course.checks import all_exercises, find_exercise
-from nanoengine.course.files import visible
 from nanoengine.course.sandbox import Ended, Limits, no_survivors, run_child
+from nanoengine.shown import visible
 
 CHILD = "nanoengine.course.grade_child"
 VERDICTS = ("passed", "wrong", "stub", "missing", "imported", "no result")

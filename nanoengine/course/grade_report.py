@@ -9,10 +9,11 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from nanoengine.course.files import counted, visible, write_whole
+from nanoengine.course.files import write_whole
 from nanoengine.course.grade import Row, titles
 from nanoengine.course.typography import printed
 from nanoengine.markup import escape
+from nanoengine.shown import counted, visible
 
 # A sign beside the word, so that nothing hangs on colour alone.
 _SIGNS = {"passed": "✓", "wrong": "✗", "stub": "○", "missing": "–", "imported": "=", "no result": "✗"}

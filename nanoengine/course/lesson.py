@@ -14,8 +14,8 @@ import sys
 from dataclasses import dataclass
 
 import nanoengine
-from nanoengine.course.files import quoted
 from nanoengine.course.typography import printed
+from nanoengine.shown import quoted
 
 LANGS = ("en", "zh")
 MIN_PYTHON = (3, 11)

@@ -25,8 +25,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nanoengine.course.files import locked, reason, remove_unfinished, visible, write_whole
+from nanoengine.course.files import locked, remove_unfinished, write_whole
 from nanoengine.course.merge import SCHEMA, count, merge
+from nanoengine.shown import reason, visible
 
 __all__ = ["SCHEMA", "Kept", "ProgressError", "change", "find", "load", "merge", "note", "note_attempt", "save"]
 NAME = "progress.json"

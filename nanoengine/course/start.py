@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from nanoengine.course import progress
-from nanoengine.course.files import reason, visible, write_whole
+from nanoengine.course.files import write_whole
+from nanoengine.shown import reason, visible
 
 HANDED_OUT = ".course.json"
 # outcome of a copy -> what to say about it

@@ -8,7 +8,7 @@ from nanoengine.course import progress
 from nanoengine.course.checks import all_exercises
 from nanoengine.course.checks.exercise import Exercise
 from nanoengine.course.due import is_due
-from nanoengine.course.files import counted
+from nanoengine.shown import counted
 
 _SIGNS = {"passed": "✓", "changed": "↻", "tried": "…", "open": "○"}
 
