@@ -49,7 +49,11 @@ _TEXT = {
 
 
 class ProgressError(ValueError):
-    """The file cannot be read; the message names it and says what to do."""
+    """The file cannot be read; the message names it and says what to do. why: the same without the file."""
+
+    def __init__(self, path: Path, why: str):
+        super().__init__(f"{visible(path)} {why}")
+        self.why = why
 
 
 class Damaged(ProgressError):
@@ -68,6 +72,9 @@ class Kept:
     path: Path | None = None
     failure: str = ""
     aside: Path | None = None
+
+    def __bool__(self) -> bool:
+        return self.saved
 
     def said(self, lang: str) -> str:
         """What a reader must know, on one line; empty if all is well, or if there is no file to keep it in."""
@@ -123,19 +130,17 @@ def load(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return empty()
     except OSError as error:
-        raise ProgressError(f"{visible(path)} cannot be read ({reason(error)})") from None
+        raise ProgressError(path, f"cannot be read ({reason(error)})") from None
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"{visible(path)} is damaged ({error}): restore it, or delete it to start over") from None
+        raise Damaged(path, f"is damaged ({error}): restore it, or delete it to start over") from None
     if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
-        raise Damaged(f"{visible(path)} is no progress file of this course")
+        raise Damaged(path, "is no progress file of this course")
     if data["schema"] > SCHEMA:
-        newer = f"{visible(path)} was written by a newer nanoengine (schema {data['schema']}): update this one"
-        raise ProgressError(newer)
+        raise ProgressError(path, f"was written by a newer nanoengine (schema {data['schema']}): update this one")
     for section in SECTIONS:
         entries = data.setdefault(section, {})
         if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
-            wrong = f"{visible(path)} is damaged ({section} is not a table of entries): restore it, or delete it"
-            raise Damaged(wrong)
+            raise Damaged(path, f"is damaged ({section} is not a table of entries): restore it, or delete it")
     return data
 
 
@@ -159,7 +164,7 @@ def recover(path: Path) -> tuple[dict[str, Any], Path | None]:
         try:
             os.rename(path, aside)
         except OSError as refused:
-            raise ProgressError(f"{error}; it could not be renamed ({reason(refused)})") from None
+            raise ProgressError(path, f"{error.why}; it could not be renamed ({reason(refused)})") from None
         return empty(), aside
 
 
@@ -184,7 +189,7 @@ def change(path: Path | None, make: Callable[[dict[str, Any]], Any]) -> Kept:
             remove_unfinished(path)
             save(path, data)
     except ProgressError as error:
-        return Kept(False, _alone(path, make), path, str(error), aside)
+        return Kept(False, _alone(path, make), path, error.why, aside)
     except OSError as error:
         return Kept(False, _alone(path, make), path, reason(error), aside)
     return Kept(True, value, path, aside=aside)

@@ -85,7 +85,7 @@ def test_a_damaged_progress_file_is_said_where_the_reader_looks(progress_file):
     sheet = recall("01")
     sheet.widget  # noqa: B018 - builds it
     sheet._on_grade("good")
-    assert "is damaged" in sheet._note.value
+    assert "was damaged" in sheet._note.value and "progress.damaged-1.json" in sheet._note.value
     assert progress_file.read_text(encoding="utf-8") == "{"
 
 
