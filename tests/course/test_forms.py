@@ -86,7 +86,7 @@ def test_a_damaged_progress_file_is_said_where_the_reader_looks(progress_file):
     sheet.widget  # noqa: B018 - builds it
     sheet._on_grade("good")
     assert "was damaged" in sheet._note.value and "progress.damaged-1.json" in sheet._note.value
-    assert progress_file.read_text(encoding="utf-8") == "{"
+    assert progress_file.with_name("progress.damaged-1.json").read_text(encoding="utf-8") == "{"
 
 
 def test_recall_shows_the_rubric_first_and_saves_the_grade(progress_file):
