@@ -46,6 +46,8 @@ def run_view(args) -> int:
     trace = Trace.load(args.file)
     try:
         trace_html(trace, page, args.lang)
+    except ValueError as error:
+        raise ValueError(f"{args.file}: {error}") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:  # its records contradict each other
         if os.environ.get("NANOENGINE_DEBUG") not in (None, "", "0"):
             raise

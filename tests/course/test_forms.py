@@ -116,6 +116,14 @@ def test_the_clock_counts_down_without_a_thread():
     assert (timer.play.value, timer.play.max, timer.bar.max, timer.play.playing) == (0, 30, 30, True)
 
 
+def test_the_clock_of_a_form_that_is_shown_again_stops():
+    first, second = recall("01"), recall("01")
+    assert first.widget is not None
+    first._clock.restart()
+    assert second.widget is not None
+    assert not first._clock.play.playing
+
+
 def test_a_hunt_is_done_when_every_answer_was_seen(progress_file):
     form = hunt("01")
     for stop in form.record.hunt[:-1]:
