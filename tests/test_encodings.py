@@ -46,7 +46,8 @@ def test_every_text_file_of_the_package_names_its_encoding():
 
 def test_the_search_finds_what_it_looks_for():
     bad = ["open('a')", "open('a', 'w')", "p.open()", "p.open('w')", "p.read_text()", "run(c, text=True)",
-           "os.fdopen(3)", "p.write_text(t)", "run(c, universal_newlines=True)", "tempfile.NamedTemporaryFile('w')"]  # fmt: skip
+           "os.fdopen(3)", "p.write_text(t)", "run(c, universal_newlines=True)",
+           "tempfile.NamedTemporaryFile('w')"]  # fmt: skip
     good = ["open('a', 'rb')", "p.open('wb')", "open('a', encoding='utf-8')", "run(c, encoding='utf-8')",
             "os.fdopen(3, 'wb')", "wheel.open(member)", "os.open(path, flags)", "tempfile.TemporaryFile()"]  # fmt: skip
     assert [list(_unnamed(ast.parse(text))) for text in bad] == [[1]] * len(bad)
