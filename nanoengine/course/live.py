@@ -11,7 +11,7 @@ from typing import Any
 
 from nanoengine.course import progress
 from nanoengine.course.phrases import say
-from nanoengine.viz.play import OneAtATime, play_buttons
+from nanoengine.viz.play import OneAtATime, play_button
 
 CLOCKS = OneAtATime()
 
@@ -103,7 +103,7 @@ def fill(view: Any, html: str) -> None:
 class Countdown:
     """A clock that runs in the page: it ticks while the kernel is busy, and keeps no thread.
 
-    Play counts seconds; the buttons start, halt and rewind the clock.
+    Play counts seconds; a button starts and halts it, and starts it anew at its end.
     """
 
     def __init__(self, w: Any, seconds: int, lang: str) -> None:
@@ -115,7 +115,7 @@ class Countdown:
         self.label = w.HTML()
         self.play.observe(self._tick, "value")
         self._tick()
-        self.widget = row(w, [play_buttons(w, self.play, lang), self.bar, self.label])
+        self.widget = row(w, [play_button(w, self.play, lang), self.bar, self.label])
 
     def restart(self, seconds: int | None = None) -> None:
         """Back to the full time, and run."""

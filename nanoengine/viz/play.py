@@ -1,4 +1,4 @@
-"""Play and rewind as buttons that have names, for the player and the clocks of forms. Needs ipywidgets.
+"""Play as a button that has a name, for the player and the clocks of forms. Needs ipywidgets.
 
 The buttons of ipywidgets' own Play have neither a text nor a title, so that a screen reader cannot tell them. Play
 itself stays in the page, unseen, for its timer. That timer goes on when the cell is run again and its Play is no longer
@@ -35,21 +35,15 @@ class OneAtATime:
                 other.playing = False
 
 
-def play_buttons(w: Any, play: Any, lang: str) -> Any:
-    """A box with the unseen ``play`` and two buttons in its stead. They work in the page, without the kernel."""
+def play_button(w: Any, play: Any, lang: str) -> Any:
+    """A box with the unseen ``play`` and a button in its stead: start and pause, and at the end start anew."""
     play.layout.display = "none"
     toggle = w.ToggleButton(icon="play", tooltip=label(lang, "play"), layout={"width": "40px"})
-    rewind = w.Button(icon="stop", tooltip=label(lang, "rewind"), layout={"width": "40px"})
     w.jslink((toggle, "value"), (play, "playing"))
 
     def show(change: dict) -> None:
         running = change["new"]
         toggle.icon, toggle.tooltip = ("pause", label(lang, "pause")) if running else ("play", label(lang, "play"))
 
-    def back(_button: Any) -> None:
-        play.playing = False
-        play.value = play.min
-
     play.observe(show, "playing")
-    rewind.on_click(back)
-    return w.HBox([toggle, rewind, play])
+    return w.HBox([toggle, play])

@@ -14,7 +14,7 @@ from nanoengine.markup import escape
 from nanoengine.viz.explain import describe
 from nanoengine.viz.frames import Stills, key_steps, language
 from nanoengine.viz.picture import PANES, WIDTH, check_panes, choose, render
-from nanoengine.viz.play import OneAtATime, play_buttons
+from nanoengine.viz.play import OneAtATime, play_button
 from nanoengine.viz.state import JUMPS, History, share_extent
 from nanoengine.viz.words import check_lang, label
 
@@ -194,8 +194,7 @@ class Player:
         self.note, self.note_style = w.HTML(), w.HTML(layout={"display": "none"})
         self.styles = [w.HTML(layout={"display": "none"}) for _ in self.views]
         self._connect()
-        buttons = play_buttons(w, self.play, self.lang)
-        first = [buttons, self.back, self.forward, self.slider, self.number, self.speed]
+        first = [play_button(w, self.play, self.lang), self.back, self.forward, self.slider, self.number, self.speed]
         second = [self.kind, self.go, *([self.sequence] if "table" in self.panes else []), self.predict, self.reveal]
         row = {"flex_flow": "row wrap", "align_items": "center", "grid_gap": "4px 8px"}
         width = f"{WIDTH if len(self.views) == 1 else 2 * COMPARE_WIDTH + 12}px"
