@@ -20,6 +20,14 @@ class Pending(Protocol):
     Returns one list of token ids a row: empty for an unfinished chunk, one id for a decode or a
     finished prompt, several where drafts were accepted. ``logprobs`` is, after result(), None or
     one list a row of {token id: natural-log probability} in step with the ids.
+
+    Several ids: the pool then holds the KV of what the batch computed (its input_ids), and of none
+    of the returned ids, just as with one id. The engine schedules all of them for the row's next
+    step, whose query_len is their number, and so a runner need not write KV for drafts; if it does,
+    elsewhere than in the row's slots. An end (stop token, stop string, length) among the ids drops
+    those after it. A step that is in flight meanwhile (overlap=1) was laid out for one new id: it
+    computes the first one (Batch.in_flight), and what it samples for that row is dropped, since it
+    is known already. All this is right, but such a runner gains more with ``overlap = 0``.
     """
 
     logprobs: list[list[dict[int, float]]] | None
@@ -29,7 +37,11 @@ class Pending(Protocol):
 
 @runtime_checkable
 class Runner(Protocol):
-    """Runs batches. Launches run in the order they were made."""
+    """Runs batches. Launches run in the order they were made.
+
+    May have, too: ``overlap`` and ``max_mixed_prefill_tokens``, for settings of EngineConfig that are
+    None (without them 0 steps in flight, and no cap).
+    """
 
     num_blocks: int  # size of its KV pool
     block_size: int

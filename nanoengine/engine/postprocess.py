@@ -37,7 +37,8 @@ class StepOutput:
     """What one step reports: two counts with names, not one number whose sign carries a meaning.
 
     num_prefill_tokens: tokens of rows that computed prompt (or recomputed) tokens.
-    num_decode_tokens: rows that computed one token and sampled the next.
+    num_decode_tokens: tokens of rows that sampled the next one and computed only the newest, or the newest
+        few where the last step had brought several.
     seqs, new_tokens: the rows, and for each the token ids it got (none for an unfinished chunk).
     finished: sequences that ended in this step.
     """
@@ -53,7 +54,8 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
     """Wait for the step and write its tokens back: append, look for an end, commit full blocks.
 
     Rows that were ended or aborted while the step was in flight get nothing: no token after an
-    end. The last step in flight of such a row gives its blocks back.
+    end. The last step in flight of such a row gives its blocks back. A row that the step before brought
+    several tokens, after this one was laid out for one, gets nothing, too: they are known already.
     """
     results = list(step.pending.result())
     logprobs = getattr(step.pending, "logprobs", None)
@@ -70,6 +72,8 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
             continue
         known = seq.token_ids
         before = size = len(known)
+        if tokens and written != size:  # it samples what follows token number ``written``, and that is known
+            results[row] = tokens = []
         for token in tokens:
             known.append(token)
             size += 1
@@ -78,6 +82,8 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
                     output.finished.append(seq)
                     results[row] = tokens[: size - before]
                     break
+        if size > before + 1 and seq.finish_reason is None:
+            seq.num_tokens = size  # advance() had counted one
         if seq.first_token is None and tokens:
             seq.first_token = now
         if logprobs is not None and seq.logprobs is not None:
@@ -120,4 +126,7 @@ def _check_rows(results: list[list[int]], batch: Batch) -> None:
 def _count(batch: Batch, output: StepOutput) -> None:
     sampled = batch.query_lens[batch.sample_rows]  # a chunk of one token that samples nothing is prefill
     output.num_decode_tokens = len(sampled) if batch.is_decode else int((sampled == 1).sum())
+    for row in () if batch.is_decode else batch.sample_rows[sampled > 1].tolist():
+        if batch.context_lens[row] - batch.query_lens[row] >= batch.seqs[row].num_prefill_tokens:
+            output.num_decode_tokens += int(batch.query_lens[row])
     output.num_prefill_tokens = len(batch.input_ids) - output.num_decode_tokens
