@@ -39,8 +39,8 @@ class Pending(Protocol):
 class Runner(Protocol):
     """Runs batches. Launches run in the order they were made.
 
-    May have, too: ``overlap`` and ``max_mixed_prefill_tokens``, for settings of EngineConfig that are
-    None (without them 0 steps in flight, and no cap).
+    May have, too: ``overlap`` and ``max_mixed_prefill_tokens``, which count where EngineConfig says
+    None (without them no step in flight, and no cap).
     """
 
     num_blocks: int  # size of its KV pool

@@ -33,7 +33,8 @@ class LLMEngine:
         self.sequences: dict[int, Sequence] = {}  # all that have not finished, by id, oldest first
         self.in_flight: list[InFlight] = []
         self._ids = itertools.count()
-        self.overlap = getattr(self.runner, "overlap", 0) if config.overlap is None else config.overlap
+        liked = getattr(self.runner, "overlap", 0)
+        self.overlap = liked if config.overlap is None else config.overlap
 
     def add_request(self, prompt_token_ids, params=None, *, prompt=None, detokenizer=None) -> Sequence:
         """Queue one request. ValueError if it can never be served; the engine goes on."""

@@ -41,7 +41,7 @@ class ModelRunner:
 
     sampler, attention: objects that replace the package's own (engine.interfaces.Sampler,
     attention.base.AttentionBackend). group: the ranks that share the model (parallel.group), None for one.
-    If the constructor raises, it lets go of weights and KV first: a traceback keeps the object itself alive.
+    If the constructor raises, it lets go of weights and KV first: a traceback keeps the object alive.
     """
 
     max_mixed_prefill_tokens: int | None = 64  # on a CPU a step takes as long as it has tokens
@@ -53,8 +53,9 @@ class ModelRunner:
             self._drop()
             raise
 
-    def _make(self, config: EngineConfig, *, model=None, load_format: str = "auto", sampler=None, attention=None,
-              group=None) -> None:  # fmt: skip
+    def _make(
+        self, config, *, model=None, load_format="auto", sampler=None, attention=None, group=None
+    ) -> None:
         if config.tensor_parallel_size > 1 and group is None:
             raise ValueError(
                 f"tensor_parallel_size={config.tensor_parallel_size} needs more than one runner: "

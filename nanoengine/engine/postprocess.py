@@ -37,8 +37,8 @@ class StepOutput:
     """What one step reports: two counts with names, not one number whose sign carries a meaning.
 
     num_prefill_tokens: tokens of rows that computed prompt (or recomputed) tokens.
-    num_decode_tokens: tokens of rows that sampled the next one and computed only the newest, or the newest
-        few where the last step had brought several.
+    num_decode_tokens: tokens of rows that sampled the next one and computed only the newest (or the
+        newest few, where the last step had brought several).
     seqs, new_tokens: the rows, and for each the token ids it got (none for an unfinished chunk).
     finished: sequences that ended in this step.
     """
@@ -54,8 +54,8 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
     """Wait for the step and write its tokens back: append, look for an end, commit full blocks.
 
     Rows that were ended or aborted while the step was in flight get nothing: no token after an
-    end. The last step in flight of such a row gives its blocks back. A row that the step before brought
-    several tokens, after this one was laid out for one, gets nothing, too: they are known already.
+    end. The last step in flight of such a row gives its blocks back. A row gets nothing, too, if the
+    step before has brought it several tokens after this one was laid out for one: they are known.
     """
     results = list(step.pending.result())
     logprobs = getattr(step.pending, "logprobs", None)
@@ -72,7 +72,7 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
             continue
         known = seq.token_ids
         before = size = len(known)
-        if tokens and written != size:  # it samples what follows token number ``written``, and that is known
+        if tokens and written != size:  # what follows the first ``written`` tokens is known already
             results[row] = tokens = []
         for token in tokens:
             known.append(token)

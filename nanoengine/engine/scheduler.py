@@ -48,7 +48,7 @@ class Scheduler:
         self.block_manager = block_manager
         self.max_num_seqs = config.max_num_seqs
         self.max_num_batched_tokens = config.max_num_batched_tokens
-        self.max_mixed_prefill_tokens = config.max_mixed_prefill_tokens or config.max_num_batched_tokens
+        self.max_mixed_prefill_tokens = config.max_mixed_prefill_tokens or self.max_num_batched_tokens
         self.watermark_blocks = int(config.watermark * block_manager.num_blocks)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -65,8 +65,8 @@ class Scheduler:
     def must_land_first(self) -> bool:
         """True if the next schedule() might preempt, which needs every step landed.
 
-        A running sequence needs one block a step at most (a prefill has all of its own already). One
-        that was brought several tokens may need more: if they are not there, see Plan.land_first.
+        A running sequence needs one block a step at most (a prefill has all of its own already).
+        After several new tokens it may need more: if they are not there, see Plan.land_first.
         """
         return self.block_manager.num_free_blocks < len(self.running)
 
@@ -111,7 +111,7 @@ class Scheduler:
             if total >= seq.max_total_tokens or seq.status is not running:
                 continue  # its last token is already in flight; or it was preempted a moment ago
             wanted = total - computed
-            if wanted > 1 or not budget:  # a prefill, several accepted tokens, or nothing left to give
+            if wanted > 1 or not budget:  # a prefill, several new tokens, or nothing left to give
                 if not budget:
                     break
                 wanted = min(wanted, budget)
@@ -132,17 +132,20 @@ class Scheduler:
     def prefill_room(self, plan: Plan) -> int:
         """Tokens of prefills that this step may still take.
 
-        While a running sequence decodes, all prefills of a step together get max_mixed_prefill_tokens
-        at most, whatever the decodes take; else all that is left of the budget.
+        While a running sequence decodes, all prefills of a step together get at most
+        max_mixed_prefill_tokens, whatever the decodes take; else all that is left of the budget.
         """
         left, most = self.max_num_batched_tokens - plan.num_tokens, self.max_mixed_prefill_tokens
         if most < self.max_num_batched_tokens and any(map(_decodes, self.running)):
-            prefills = (seq for seq in plan.seqs if seq.num_computed_tokens < seq.num_prefill_tokens)
-            left = min(left, max(0, most - sum(seq.num_scheduled_tokens for seq in prefills)))
+            rows = (seq for seq in plan.seqs if seq.num_computed_tokens < seq.num_prefill_tokens)
+            left = min(left, max(0, most - sum(seq.num_scheduled_tokens for seq in rows)))
         return left
 
     def _make_room(self, plan: Plan, seq: Sequence, num_tokens: int) -> bool:
-        """Preempt the latest sequences until ``seq`` can grow; False if that was ``seq`` itself, or to land first."""
+        """Preempt the latest sequences until ``seq`` can grow; False if that was ``seq`` itself.
+
+        False, too, and nobody is preempted, if a step in flight has to land first.
+        """
         while not self.block_manager.grow(seq, num_tokens):
             if any(other.num_in_flight for other in self.running):
                 plan.land_first = True
@@ -194,13 +197,16 @@ class Scheduler:
 
 
 def _decodes(seq: Sequence) -> bool:
-    """True if a running ``seq`` wants a next token (the last one it may have is not in flight yet)."""
-    return seq.num_computed_tokens >= seq.num_prefill_tokens and seq.num_tokens < seq.max_total_tokens
+    """True if a running ``seq`` wants a next token, and its last one is not in flight already."""
+    prefilled = seq.num_computed_tokens >= seq.num_prefill_tokens
+    return prefilled and seq.num_tokens < seq.max_total_tokens
 
 
 class TokenBudgetScheduler(Scheduler):
-    """No phases: running sequences first (one token, or the next chunk), then newcomers fill the budget,
-    or, while others decode, config.max_mixed_prefill_tokens of it."""
+    """No phases: running sequences first (one token, or the next chunk), then newcomers fill the budget.
+
+    While others decode, prefills get no more than config.max_mixed_prefill_tokens of it.
+    """
 
     def schedule(self) -> Plan:
         plan = Plan()
@@ -213,7 +219,7 @@ class TokenBudgetScheduler(Scheduler):
 class PrefillFirstScheduler(Scheduler):
     """One kind of work a step: prompts as long as there are any, else one token of everyone running.
 
-    It never mixes, so max_mixed_prefill_tokens does not apply: decodes wait until no prompt is left.
+    It never mixes, so max_mixed_prefill_tokens means nothing: decodes wait until no prompt is left.
     """
 
     def prefill_room(self, plan: Plan) -> int:
@@ -229,8 +235,9 @@ class PrefillFirstScheduler(Scheduler):
 
 
 def _prefills(seq: Sequence) -> bool:
-    """True for the next chunk of a prefill. Its last token, if it is left alone, costs what a decode costs."""
-    return seq.num_computed_tokens < seq.num_prefill_tokens and seq.num_tokens - seq.num_computed_tokens > 1
+    """True for the next chunk of a prefill. A last token that is left alone costs what a decode costs."""
+    wanted = seq.num_tokens - seq.num_computed_tokens
+    return wanted > 1 and seq.num_computed_tokens < seq.num_prefill_tokens
 
 
 POLICIES = {"token_budget": TokenBudgetScheduler, "prefill_first": PrefillFirstScheduler}
@@ -240,8 +247,8 @@ def choose_parts(config: EngineConfig, runner, block_manager=None, scheduler=Non
     """The block manager and the scheduler of an engine: yours, or those that the config names.
 
     Each may be an object or a class; a class is called as ``(num_blocks, block_size)`` with the
-    runner's sizes, or as ``(config, block_manager)``, where settings that the config leaves to the runner
-    are its. A scheduler object brings its own block manager.
+    runner's sizes, or as ``(config, block_manager)``, with a cap on mixed prefills that the config
+    leaves to the runner filled in. A scheduler object brings its own block manager.
     Errors: ValueError if the parts do not fit together.
     """
     if block_manager is None:
@@ -261,7 +268,8 @@ def choose_parts(config: EngineConfig, runner, block_manager=None, scheduler=Non
         scheduler = POLICIES[config.policy]
     if isinstance(scheduler, type):
         if config.max_mixed_prefill_tokens is None:
-            config = replace(config, max_mixed_prefill_tokens=getattr(runner, "max_mixed_prefill_tokens", None))
+            liked = getattr(runner, "max_mixed_prefill_tokens", None)
+            config = replace(config, max_mixed_prefill_tokens=liked)
         scheduler = scheduler(config, block_manager)
     if getattr(scheduler, "block_manager", block_manager) is not block_manager:
         raise ValueError("the scheduler uses another block_manager than the engine: pass the same one to both")

@@ -170,7 +170,13 @@ class LocalRanks(Ranks):
 
     def __init__(self, jobs: list):
         super().__init__()
-        self.children = [self._start(rank, job) for rank, job in enumerate(jobs, 1)]
+        self.children: list[Child] = []
+        try:
+            for rank, job in enumerate(jobs, 1):
+                self.children.append(self._start(rank, job))
+        except BaseException:
+            self.stop()
+            raise
         self._watchers = [threading.Thread(target=self._watch, args=(child,), name=f"rank-{child.rank}", daemon=True)
                           for child in self.children]  # fmt: skip
         for watcher in self._watchers:
@@ -180,13 +186,14 @@ class LocalRanks(Ranks):
         # It finds its modules where this process does: in the folder that it happens to run in there may be a
         # random.py. A process group of its own keeps Ctrl-C, which is for rank 0, from it; and if it is stopped
         # when its parent dies, the system wakes it (it has become an orphaned group), so that it can end.
+        data = pickle.dumps(job)
         root, path = str(Path(__file__).parents[2]), [entry for entry in sys.path if isinstance(entry, str)]
         process = subprocess.Popen(
             [sys.executable, "-c", BOOTSTRAP, *([] if root in path else [root]), *path],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=None if os.name == "nt" else 0,
         )  # fmt: skip
         try:
-            process.stdin.write(pickle.dumps(job))
+            process.stdin.write(data)
             process.stdin.flush()
         except OSError:  # it has died already: _watch will say so
             pass

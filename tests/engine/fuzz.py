@@ -107,8 +107,9 @@ class Scenario:
             eos_token_ids=rng.choice([(), (), (1,), (1, 4)]),
         )
         self.runner = MoodyRunner(
-            rng, 0.02 * failing, blocks, size, VOCAB, hold_back=rng.random() < 0.5, most=rng.choice([1, 1, 2, 6])
-        )
+            rng, 0.02 * failing, blocks, size, VOCAB,
+            hold_back=rng.random() < 0.5, most=rng.choice([1, 1, 2, 6]),
+        )  # fmt: skip
         manager = BlockManager(
             blocks, size, enable_prefix_caching=rng.random() < 0.85,
             hash_function=rng.choice([chain_hash, chain_hash, two_bit_hash, constant_hash]),
@@ -150,7 +151,7 @@ class Scenario:
             min_tokens=rng.randint(0, max_tokens or 5) if rng.random() < 0.3 else 0,
             stop_token_ids=[rng.randint(0, VOCAB - 1)] if rng.random() < 0.2 else [],
             ignore_eos=rng.random() < 0.3,
-            presence_penalty=rng.choice([0, 0, 0, 1]),  # means nothing here, but that no step stays in flight
+            presence_penalty=rng.choice([0, 0, 0, 1]),  # means no more here than: land first
         )
         pool = self.runner.num_blocks * self.runner.block_size
         served = len(prompt) < self.config.max_model_len and len(prompt) <= pool
@@ -182,7 +183,7 @@ class Scenario:
         for rows, tokens, mixed in self.runner.batches:
             assert rows <= config.max_num_seqs and tokens <= config.max_num_batched_tokens
             if config.policy == "token_budget" and not isinstance(engine.scheduler, SmallChunks):
-                assert mixed <= (config.max_mixed_prefill_tokens or tokens), "too much prefill beside decodes"
+                assert mixed <= (config.max_mixed_prefill_tokens or tokens), "too much prefill"
         self.runner.batches.clear()
         self._check_in_flight()
         self._poison()

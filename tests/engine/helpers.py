@@ -123,7 +123,7 @@ def recorded(num_blocks, block_size, **kwargs):
 
 
 class Drafting(SlotRunner):
-    """Brings 1 to ``most`` right ids a row, as if drafts had been accepted, and writes the KV of none of them.
+    """Brings 1 to ``most`` right ids a row, as if drafts were accepted, and writes the KV of none.
 
     They follow from what the row's slots hold: wrong KV gives wrong ids here, too.
     """
@@ -136,7 +136,8 @@ class Drafting(SlotRunner):
     def _run(self, batch):
         results = super()._run(batch)
         for row in batch.sample_rows.tolist():
-            results[row] += self._following(batch.block_tables[row], int(batch.context_lens[row]), results[row][0])
+            table, context = batch.block_tables[row], int(batch.context_lens[row])
+            results[row] += self._following(table, context, results[row][0])
         return results
 
     def extra(self) -> int:

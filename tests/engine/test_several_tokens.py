@@ -1,4 +1,4 @@
-"""A runner may bring several ids a row (accepted drafts): tokens, KV, blocks and ends still add up."""
+"""A runner may bring several ids a row (accepted drafts): tokens, KV, blocks, ends add up."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import random
 
 import pytest
 
-from nanoengine.engine.interfaces import Pending
 from nanoengine.engine.scheduler import TokenBudgetScheduler
 from nanoengine.sampling_params import SamplingParams
-from nanoengine.sim import Done, SlotRunner, expected_output
+from nanoengine.sim import SlotRunner, expected_output
 from nanoengine.trace import Trace
 
 from .helpers import Drafting, add, assert_empty, assert_right, done, engine, finish
 
 
 class Always(Drafting):
-    """As many extra ids as ``wanted`` says, by the first token of the prompt. asked: query_len of each row."""
+    """As many extra ids as ``wanted`` says, by the prompt's first token. asked: query_len by row."""
 
     def __init__(self, *args, wanted: dict[int, int], **kwargs):
         super().__init__(*args, most=2, **kwargs)
         self.wanted, self.asked = wanted, []
 
     def launch(self, batch):
-        self.asked.append([(seq.seq_id, n) for seq, n in zip(batch.seqs, batch.query_lens.tolist(), strict=True)])
+        ids = [seq.seq_id for seq in batch.seqs]
+        self.asked.append(list(zip(ids, batch.query_lens.tolist(), strict=True)))
         return super().launch(batch)
 
     def _run(self, batch):
-        self.extras = iter([self.wanted.get(batch.seqs[row].token_ids[0], 0) for row in batch.sample_rows.tolist()])
+        rows = [batch.seqs[row] for row in batch.sample_rows.tolist()]
+        self.extras = iter([self.wanted.get(seq.token_ids[0], 0) for seq in rows])
         return super()._run(batch)
 
     def extra(self) -> int:
@@ -96,7 +97,8 @@ class LandFirst(TokenBudgetScheduler):
 
 
 def test_a_plan_that_would_preempt_with_a_step_in_flight_is_empty_and_changes_nothing():
-    eng = engine(runner=Always(12, 1, 50, wanted={1: 7}), scheduler=LandFirst, overlap=1, watermark=0)
+    runner = Always(12, 1, 50, wanted={1: 7})
+    eng = engine(runner=runner, scheduler=LandFirst, overlap=1, watermark=0)
     seqs = [add(eng, [1, 1], max_tokens=9), add(eng, [2, 2], max_tokens=9)]
     done(eng, seqs)
     held = [plan for plan in eng.scheduler.plans if plan.land_first]
@@ -138,7 +140,7 @@ def test_logprobs_are_one_a_token(overlap):
 
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_only_blocks_whose_kv_is_written_can_be_found(overlap):
-    """Six ids reach over a block's end; whoever comes next may share the computed blocks and no others."""
+    """Six ids reach over a block's end; who comes next may share the computed blocks and no others."""
     eng = engine(runner=Always(64, 4, 50, wanted={1: 5}), overlap=overlap)
     first = add(eng, [1, 2, 3], max_tokens=30)
     followers = []
@@ -168,18 +170,21 @@ def test_random_numbers_of_ids_under_pressure(seed):
     rng = random.Random(seed)
     size = rng.choice([1, 2, 4, 16])
     blocks, caching = 4 + 60 // size, rng.random() < 0.7
-    runner = Drafting(blocks, size, 50, hold_back=rng.random() < 0.5, rng=rng, most=rng.randint(2, 9))
+    hold_back, most = rng.random() < 0.5, rng.randint(2, 9)
+    runner = Drafting(blocks, size, 50, hold_back=hold_back, rng=rng, most=most)
     eng = engine(
-        runner=runner, policy=rng.choice(["token_budget", "prefill_first"]), overlap=rng.randint(0, 1), watermark=0,
-        max_num_batched_tokens=rng.choice([3, 8, 100]), max_num_seqs=rng.randint(1, 6), enable_prefix_caching=caching,
-        max_mixed_prefill_tokens=rng.choice([None, 1, 5]), max_model_len=50, eos_token_ids=(4,),
+        runner=runner, policy=rng.choice(["token_budget", "prefill_first"]), watermark=0,
+        overlap=rng.randint(0, 1), enable_prefix_caching=caching, max_num_seqs=rng.randint(1, 6),
+        max_num_batched_tokens=rng.choice([3, 8, 100]), max_model_len=50, eos_token_ids=(4,),
+        max_mixed_prefill_tokens=rng.choice([None, 1, 5]),
     )  # fmt: skip
     seqs = []
     for _ in range(12):
         prompt = [rng.randint(0, 1) for _ in range(rng.randint(1, 30))]
         max_tokens = rng.randint(1, 40)
         min_tokens = rng.randint(0, max_tokens)
-        seqs.append(add(eng, prompt, max_tokens, min_tokens=min_tokens, ignore_eos=rng.random() < 0.5))
+        ends = dict(min_tokens=min_tokens, ignore_eos=rng.random() < 0.5)
+        seqs.append(add(eng, prompt, max_tokens, **ends))
         for _ in range(rng.randint(0, 3)):
             eng.step()
         if rng.random() < 0.2:
@@ -190,8 +195,3 @@ def test_random_numbers_of_ids_under_pressure(seed):
     for seq in seqs:
         if seq.finish_reason != "abort":
             assert_right(eng, seq)
-
-
-def test_the_contract_says_what_the_pool_holds_then():
-    assert "the pool then holds the KV of what the batch computed" in " ".join(Pending.__doc__.split())
-    assert isinstance(Done([]), Pending)
