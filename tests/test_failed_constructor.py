@@ -135,6 +135,23 @@ def test_no_process_of_another_rank_stays(case):
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
+def test_no_process_stays_if_the_second_one_cannot_be_started(monkeypatch):
+    from nanoengine.parallel.watch import LocalRanks
+
+    start = LocalRanks._start
+
+    def start_one(self, rank, job):
+        if rank == 2:
+            raise OSError("no more processes")
+        return start(self, rank, job)
+
+    monkeypatch.setattr(LocalRanks, "_start", start_one)
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(OSError, match="no more processes"):
+        LLM("tiny-llama", **TINY, tensor_parallel_size=4)
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
 def test_a_server_that_cannot_be_made_closes_the_model(made, monkeypatch):
     import nanoengine.server.app as app
     from nanoengine.cli import main
