@@ -18,11 +18,11 @@ class EngineConfig:
 
     max_num_seqs: sequences in one batch at most (it does not bound the waiting queue).
     max_num_batched_tokens: tokens computed in one step at most, over all sequences.
-    max_mixed_prefill_tokens: tokens of prefills, over all sequences, that a step computes at most while
-        a running sequence decodes: so long can another one's prompt delay the next token of a stream.
-        None: what the runner likes (64 on a CPU, no cap on a GPU). max_num_batched_tokens holds beside
-        it, and alone where nobody decodes. The meaning is that of the chunk in Sarathi-Serve's mixed
-        batches; vLLM's long_prefill_token_threshold caps each request, with or without decodes, and
+    max_mixed_prefill_tokens: tokens of prefills, over all sequences, that a step computes at most
+        while a running sequence decodes: so far can one prompt delay the next token of a stream.
+        None: what the runner likes (64 on a CPU, no cap on a GPU). max_num_batched_tokens holds
+        beside it, and alone where nobody decodes. It means what the chunk of Sarathi-Serve's mixed
+        batches does; vLLM's long_prefill_token_threshold caps each request, decodes or not, and
         SGLang's chunked_prefill_size every chunk. "prefill_first" never mixes: no cap there.
     max_model_len: prompt plus output of one sequence, in tokens; at least 2.
     block_size: tokens in one KV block. None: chosen by the attention backend (16, or 256 for flash).

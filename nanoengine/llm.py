@@ -41,9 +41,9 @@ class LLM(OwnLoop):
 
     Not thread-safe: call it from one thread at a time. A notebook line ``llm = LLM()`` that runs again
     closes the LLM that the name held before; if the new one then cannot be made, both are gone.
-    Errors: TypeError for an unknown keyword; ValueError or an error that names file and tensor; what
-        a part of yours raises. Then nothing stays behind: no weights, no KV pool, no process. A runner
-        of yours is yours until the LLM is made, and is not closed; from then on close() closes it.
+    Errors: TypeError for an unknown keyword; ValueError or an error that names file and tensor;
+        what a part of yours raises. Then nothing stays behind: no weights, no KV pool, no process.
+        A runner of yours is not closed then: only once the LLM is made, close() closes it.
     """
 
     def __init__(self, model: str | Path | None = None, *, tokenizer=None, load_format: str = "auto", **settings):

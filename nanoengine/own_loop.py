@@ -1,4 +1,4 @@
-"""The loop in your own hands, with nano-vllm's names and shapes: its scripts run here. Needs no torch."""
+"""The loop in your own hands, with nano-vllm's names and shapes. Needs no torch."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class OwnLoop:
     _added: dict[int, Sequence] | None = None  # added here and not yet reported by step(), by id
 
     def add_request(self, prompt, sampling_params=None) -> int:
-        """Queue one prompt (whatever ``generate`` takes for one); returns the id for step()'s report.
+        """Queue one prompt (whatever ``generate`` takes for one); returns its id, as in step().
 
         Errors: ValueError for a request that can never be served, or for a list of prompts.
         """
         count = len(prompt_list(prompt))
         if count != 1:
-            raise ValueError(f"add_request takes one prompt, got a list of {count}: call it for each")
+            raise ValueError(f"add_request takes one prompt, got {count}: call it for each")
         seqs = self._add_all(prompt, sampling_params, incremental=False)
         if self._added is None:
             self._added = {}
@@ -40,10 +40,10 @@ class OwnLoop:
     def step(self) -> tuple[list[tuple[int, list[int]]], int]:
         """One step of the engine: (requests of add_request that have ended, number of tokens).
 
-        Each as (id, generated token ids), by id. The number is nano-vllm's: prompt tokens computed in
-        this step, or, if there were none, minus the number of tokens decoded. In nano-vllm a step is
-        one phase; here it may be both (policy="prefill_first" never mixes), and then its decodes are
-        not counted. 0 for a step whose result is still on its way (overlap=1), or nothing to do.
+        Each as (id, generated token ids), by id. The number is nano-vllm's: prompt tokens computed
+        in this step, or, if there were none, minus the number of tokens decoded. In nano-vllm a
+        step is one phase; here it may be both (policy="prefill_first" never mixes), and then its
+        decodes are not counted. 0 while a result is on its way (overlap=1), or with nothing to do.
         """
         engine, added, num_tokens = self._engine(), self._added or {}, 0
         if any(seq.finish_reason is None for seq in added.values()):

@@ -1,4 +1,4 @@
-"""Scripts written for nano-vllm: its loop (add_request, step, is_finished, exit), its examples' shapes."""
+"""Scripts for nano-vllm: its loop (add_request, step, is_finished, exit), its examples' shapes."""
 
 from __future__ import annotations
 
@@ -105,6 +105,16 @@ def test_a_step_that_fails_loses_no_request():
         with pytest.raises(OSError, match="once"):
             llm.step()
         assert drive(llm)[0] == {seq_id: expected_output([1, 2, 3], 6, 100)}
+
+
+def test_a_cpu_caps_prefills_beside_a_stream_unless_told_otherwise():
+    with tiny() as llm, tiny(max_mixed_prefill_tokens=200) as wide:
+        for each, first in ((llm, 64), (wide, 100)):
+            stream = each.stream([1, 2], SamplingParams(max_tokens=50, ignore_eos=True))
+            next(stream)
+            each.add_request([7] * 100, GREEDY)
+            assert each.step()[1] == first
+            stream.close()
 
 
 def test_exit_is_close():

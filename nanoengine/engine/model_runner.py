@@ -41,7 +41,7 @@ class ModelRunner:
 
     sampler, attention: objects that replace the package's own (engine.interfaces.Sampler,
     attention.base.AttentionBackend). group: the ranks that share the model (parallel.group), None for one.
-    If the constructor raises, it lets go of weights and KV first: a traceback keeps the object alive.
+    If the constructor raises, weights and KV are let go of: a traceback keeps the object alive.
     """
 
     max_mixed_prefill_tokens: int | None = 64  # on a CPU a step takes as long as it has tokens

@@ -1,4 +1,4 @@
-"""The parts of an engine, made or taken; if one cannot be made, nothing stays behind. Needs no torch."""
+"""The parts of an engine; if one cannot be made, nothing stays behind. Needs no torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from nanoengine.engine.scheduler import choose_parts
 def make_parts(
     config: EngineConfig, runner, block_manager, scheduler, more: dict[str, Any]
 ) -> tuple[Runner, BlockManagerLike, SchedulerLike]:
-    """(runner, block manager, scheduler) of an engine. more: goes to model_runner, if runner is None.
+    """(runner, block manager, scheduler). more: goes to model_runner, if runner is None.
 
-    Whoever made a runner closes it: one that was made here is closed if a later part raises,
-    whatever it raises (its weights, its KV pool, the processes of other ranks); yours stays as it is.
+    Whoever made a runner closes it: one that was made here is closed if a later part raises
+    whatever it may (weights, KV pool, processes of other ranks); one of yours stays as it is.
     Errors: TypeError for ``more`` beside a runner; what the parts raise.
     """
     if runner is not None:

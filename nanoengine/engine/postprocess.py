@@ -54,8 +54,8 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
     """Wait for the step and write its tokens back: append, look for an end, commit full blocks.
 
     Rows that were ended or aborted while the step was in flight get nothing: no token after an
-    end. The last step in flight of such a row gives its blocks back. A row gets nothing, too, if the
-    step before has brought it several tokens after this one was laid out for one: they are known.
+    end. The last step in flight of such a row gives its blocks back. Nothing, too, where the step
+    before has brought a row several tokens, and this one was laid out for one: they are known.
     """
     results = list(step.pending.result())
     logprobs = getattr(step.pending, "logprobs", None)

@@ -48,7 +48,8 @@ class Scheduler:
         self.block_manager = block_manager
         self.max_num_seqs = config.max_num_seqs
         self.max_num_batched_tokens = config.max_num_batched_tokens
-        self.max_mixed_prefill_tokens = config.max_mixed_prefill_tokens or self.max_num_batched_tokens
+        cap = config.max_mixed_prefill_tokens
+        self.max_mixed_prefill_tokens = cap or self.max_num_batched_tokens
         self.watermark_blocks = int(config.watermark * block_manager.num_blocks)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -203,9 +204,9 @@ def _decodes(seq: Sequence) -> bool:
 
 
 class TokenBudgetScheduler(Scheduler):
-    """No phases: running sequences first (one token, or the next chunk), then newcomers fill the budget.
+    """No phases: running sequences first (one token, or the next chunk), then newcomers.
 
-    While others decode, prefills get no more than config.max_mixed_prefill_tokens of it.
+    All share one budget; while others decode, prefills get max_mixed_prefill_tokens of it at most.
     """
 
     def schedule(self) -> Plan:
@@ -217,7 +218,7 @@ class TokenBudgetScheduler(Scheduler):
 
 
 class PrefillFirstScheduler(Scheduler):
-    """One kind of work a step: prompts as long as there are any, else one token of everyone running.
+    """One kind of work a step: prompts as long as there are any, else one token of all that run.
 
     It never mixes, so max_mixed_prefill_tokens means nothing: decodes wait until no prompt is left.
     """
@@ -235,7 +236,7 @@ class PrefillFirstScheduler(Scheduler):
 
 
 def _prefills(seq: Sequence) -> bool:
-    """True for the next chunk of a prefill. A last token that is left alone costs what a decode costs."""
+    """True for the next chunk of a prefill. A last token left alone costs what a decode costs."""
     wanted = seq.num_tokens - seq.num_computed_tokens
     return wanted > 1 and seq.num_computed_tokens < seq.num_prefill_tokens
 

@@ -25,7 +25,7 @@ class Sequence:
         token_ids             known on the host: prompt, then output that has landed
         num_tokens            known tokens + the one that a step in flight is about to sample
         num_computed_tokens   tokens whose KV is in the pool, or will be once launched steps ran
-        num_prefill_tokens    known when it was last queued: computing these is prefill, beyond, decode
+        num_prefill_tokens    those known when it was last queued: up to there it prefills
         num_scheduled_tokens  tokens that the step being built computes
 
     max_total_tokens: prompt + output at which it ends with "length". capacity: tokens that the
