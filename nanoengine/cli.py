@@ -32,6 +32,7 @@ ENGINE_OPTIONS = [
     ("max_model_len", int, "prompt plus answer, in tokens (default: what the model was trained for)"),
     ("max_num_seqs", int, "sequences in one batch at most"),
     ("max_num_batched_tokens", int, "tokens computed in one step at most"),
+    ("max_mixed_prefill_tokens", int, "of those, prompts' beside decodes (default: 64 on a CPU)"),
     ("overlap", int, "steps in flight while the host prepares the next one: 0 or 1"),
     ("tensor_parallel_size", int, "GPUs (or processes on a CPU) that share the model"),
 ]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +13,12 @@ from tqdm.auto import tqdm
 from nanoengine.config import EngineConfig
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.sequence import Sequence
+from nanoengine.interrupt import interruptible
 from nanoengine.model.detokenizer import IncrementalDetokenizer, detokenize
 from nanoengine.model.resolve import resolve_model
 from nanoengine.model.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from nanoengine.outputs import CompletionOutput, RequestOutput
+from nanoengine.own_loop import OwnLoop
 from nanoengine.prompts import cache_salt_of, conversations, params_list, prompt_list, prompt_parts
 from nanoengine.rebinding import about_to_be_replaced
 from nanoengine.sampling_params import SamplingParams, with_bad_words_ids
@@ -26,7 +26,7 @@ from nanoengine.sampling_params import SamplingParams, with_bad_words_ids
 PARTS = ("scheduler", "block_manager", "runner", "sampler", "attention_backend", "observer")
 
 
-class LLM:
+class LLM(OwnLoop):
     """A model and the engine that runs it.
 
         with LLM() as llm:
@@ -41,8 +41,10 @@ class LLM:
     parts: your own scheduler, block_manager, runner, sampler, attention_backend or observer.
 
     Not thread-safe: call it from one thread at a time. A notebook line ``llm = LLM()`` that runs again
-    closes the LLM that the name held before.
-    Errors: TypeError for an unknown keyword; ValueError or an error that names file and tensor.
+    closes the LLM that the name held before; if the new one then cannot be made, both are gone.
+    Errors: TypeError for an unknown keyword; ValueError or an error that names file and tensor;
+        what a part of yours raises. Then nothing stays behind: no weights, no KV pool, no process.
+        A runner of yours is not closed then: only once the LLM is made, close() closes it.
     """
 
     def __init__(self, model: str | Path | None = None, *, tokenizer=None, load_format: str = "auto", **settings):
@@ -153,7 +155,10 @@ class LLM:
 
     def _engine(self) -> LLMEngine:
         if self.engine is None:
-            raise RuntimeError("this LLM was closed: make a new one")
+            raise RuntimeError(
+                "this LLM was closed: make a new one "
+                "(a notebook line that makes one anew closes the old one first)"
+            )
         return self.engine
 
     @staticmethod
@@ -267,38 +272,6 @@ class LLM:
         if seq.finish_reason == "stop" and not seq.params.include_stop_str_in_output:
             ids = ids[:-1]
         return detokenize(self.tokenizer, ids, seq.params.skip_special_tokens)
-
-
-@contextmanager
-def interruptible():
-    """Take Ctrl-C between steps: yields a function that does, if it was pressed, what Ctrl-C did before.
-
-    That is to raise KeyboardInterrupt, unless someone set another handler. A press during the last
-    step counts at the end; a second one does not wait. Only the main thread gets signals; elsewhere
-    nothing is changed.
-    """
-    pressed: list[int] = []
-
-    def remember(number, frame):
-        pressed.append(number)
-        if len(pressed) > 1:
-            previous(number, frame)
-
-    def check():
-        if pressed:
-            previous(pressed.pop(), None)
-
-    main = threading.current_thread() is threading.main_thread()
-    previous = signal.getsignal(signal.SIGINT) if main else None
-    if not callable(previous):  # ignored, or not ours to change
-        yield lambda: None
-        return
-    signal.signal(signal.SIGINT, remember)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    check()
 
 
 @contextmanager

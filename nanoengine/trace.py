@@ -190,8 +190,9 @@ def _pool(manager, seqs) -> tuple[list[int], list[int], list[int]]:
 
 
 def _row(seq) -> dict:
-    n = seq.num_scheduled_tokens
-    kind = "decode" if n == 1 and seq.num_computed_tokens >= seq.num_prompt_tokens else "prefill"
+    n, start = seq.num_scheduled_tokens, seq.num_computed_tokens
+    decodes = start >= (seq.num_prompt_tokens if n == 1 else seq.num_prefill_tokens)
+    kind = "decode" if decodes else "prefill"
     return {"seq": seq.seq_id, "kind": kind, "start": seq.num_computed_tokens, "tokens": n,
             "context": seq.num_computed_tokens + n, "new": []}  # fmt: skip
 

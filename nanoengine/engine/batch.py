@@ -22,7 +22,7 @@ class Batch:
     sample_positions: int64 [S]: index of the token to be sampled; with the seed it fixes the
         random numbers.
     in_flight: int64 [T] or None: where >= 0, the input id is not known on the host yet: it is the
-        token that row in_flight[t] of the step before samples.
+        token that row in_flight[t] of the step before samples (if it brings several, the first).
     prompt: the tokens that bring logprobs of the prompt; None if nobody asks for them.
     """
 

@@ -89,10 +89,12 @@ class GpuRunner(ModelRunner):
     overlap = 1
     wait = staticmethod(torch.cuda.Event.synchronize)
 
-    def __init__(self, config: EngineConfig, **parts):
+    max_mixed_prefill_tokens = None  # a step of max_num_batched_tokens takes a fraction of a second
+
+    def _make(self, config: EngineConfig, **parts) -> None:
         self._lines = config.max_num_seqs
         with explain_out_of_memory(config):
-            super().__init__(config, **parts)
+            super()._make(config, **parts)
             self._plain_sampler = type(self.sampler) is Sampler
             self._previous = torch.zeros(self._lines + 1, dtype=torch.int64, device=self.device)  # the last is nobody's
             self._options = SamplingArrays.of([])
@@ -211,6 +213,6 @@ class GpuRunner(ModelRunner):
     def _blocks_that_fit(self, config: EngineConfig) -> int:
         return blocks_that_fit(self, config) if self.device.type == "cuda" else super()._blocks_that_fit(config)
 
-    def close(self) -> None:
+    def _drop(self) -> None:
         self.graphs, self.tables = [], None
-        super().close()
+        super()._drop()

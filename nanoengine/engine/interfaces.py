@@ -36,6 +36,14 @@ class Pending(Protocol):
     stays in the prefix cache. The step behind it may be launched already and be fed with this row:
     the runner then feeds any valid id (what comes of it is thrown away), never the negative one.
     Any other negative id is a mistake of the runner: RuntimeError.
+
+    Several ids: the pool then holds the KV of what the batch computed (its input_ids), and of none
+    of the returned ids, just as with one id. The engine schedules all of them for the row's next
+    step, whose query_len is their number, and so a runner need not write KV for drafts; if it does,
+    elsewhere than in the row's slots. An end (stop token, stop string, length) among the ids drops
+    those after it. A step that is in flight meanwhile (overlap=1) was laid out for one new id: it
+    computes the first one (Batch.in_flight), and what it samples for that row is dropped, since it
+    is known already. All this is right, but such a runner gains more with ``overlap = 0``.
     """
 
     logprobs: list[list[dict[int, float]]] | None
@@ -51,6 +59,8 @@ class Runner(Protocol):
     another row of the same batch, before it or behind it, computes.
     It may name in ``supports`` those of admission.RUNNER_OPTIONS that it has; requests with others
     are refused.
+    May have, too: ``overlap`` and ``max_mixed_prefill_tokens``, which count where EngineConfig says
+    None (without them no step in flight, and no cap).
     """
 
     num_blocks: int  # size of its KV pool

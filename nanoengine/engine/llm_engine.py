@@ -14,29 +14,27 @@ from collections.abc import Iterator
 from nanoengine.config import EngineConfig
 from nanoengine.engine.admission import make_sequence
 from nanoengine.engine.batch import build_batch
+from nanoengine.engine.parts import make_parts
 from nanoengine.engine.postprocess import InFlight, StepOutput, end, land
-from nanoengine.engine.scheduler import choose_parts
 from nanoengine.engine.sequence import Sequence
 
 
 class LLMEngine:
     """Token ids in, token ids out. Each part can be your own (engine.interfaces). Without a runner,
-    model_runner loads the model (your sampler, attention). observer: a Trace."""
+    model_runner loads the model (your sampler, attention). observer: a Trace. If the constructor
+    raises, a runner that it made is closed, one of yours is not."""
 
     def __init__(self, config: EngineConfig, *, runner=None, block_manager=None, scheduler=None,
                  observer=None, **parts):  # fmt: skip
-        if runner is None:
-            from nanoengine.engine.model_runner import make_runner  # the first line that needs torch
-
-            runner = make_runner(config, **parts)
-        elif parts:
-            raise TypeError(f"{', '.join(parts)}: a runner of your own brings its own parts")
-        self.config, self.runner, self.observer = config, runner, observer
-        self.block_manager, self.scheduler = choose_parts(config, runner, block_manager, scheduler)
+        self.config, self.observer = config, observer
+        self.runner, self.block_manager, self.scheduler = make_parts(
+            config, runner, block_manager, scheduler, parts
+        )
         self.sequences: dict[int, Sequence] = {}  # all that have not finished, by id, oldest first
         self.in_flight: list[InFlight] = []
         self._ids = itertools.count()
-        self.overlap = getattr(runner, "overlap", 0) if config.overlap is None else config.overlap
+        liked = getattr(self.runner, "overlap", 0)
+        self.overlap = liked if config.overlap is None else config.overlap
 
     def add_request(self, prompt_token_ids, params=None, **more) -> Sequence:
         """Queue one request. ValueError if it can never be served; the engine goes on.

@@ -48,10 +48,21 @@ class ModelRunner:
 
     sampler, attention: objects that replace the package's own (engine.interfaces.Sampler,
     attention.base.AttentionBackend). group: the ranks that share the model (parallel.group), None for one.
+    If the constructor raises, weights and KV are let go of: a traceback keeps the object alive.
     """
 
-    def __init__(self, config: EngineConfig, *, model=None, load_format: str = "auto", sampler=None, attention=None,
-                 group=None):  # fmt: skip
+    max_mixed_prefill_tokens: int | None = 64  # on a CPU a step takes as long as it has tokens
+
+    def __init__(self, config: EngineConfig, **parts):
+        try:
+            self._make(config, **parts)
+        except BaseException:
+            self._drop()
+            raise
+
+    def _make(
+        self, config, *, model=None, load_format="auto", sampler=None, attention=None, group=None
+    ) -> None:
         if config.tensor_parallel_size > 1 and group is None:
             raise ValueError(
                 f"tensor_parallel_size={config.tensor_parallel_size} needs more than one runner: "
@@ -173,10 +184,12 @@ class ModelRunner:
 
     def close(self) -> None:
         """Give weights and KV memory back."""
+        self._drop()
+
+    def _drop(self) -> None:
         self.model = self.kv_cache = self._layer_caches = self._previous = None
         gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # nothing where no GPU was used
 
 
 def make_runner(config: EngineConfig, **parts) -> ModelRunner:

@@ -37,7 +37,8 @@ class StepOutput:
     """What one step reports: two counts with names, not one number whose sign carries a meaning.
 
     num_prefill_tokens: tokens of rows that computed prompt (or recomputed) tokens.
-    num_decode_tokens: rows that computed one token and sampled the next.
+    num_decode_tokens: tokens of rows that sampled the next one and computed only the newest (or the
+        newest few, where the last step had brought several).
     seqs, new_tokens: the rows, and for each the token ids it got (none for an unfinished chunk).
     finished: sequences that ended in this step.
     """
@@ -53,8 +54,9 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
     """Wait for the step and write its tokens back: append, look for an end, commit full blocks.
 
     Rows that were ended or aborted while the step was in flight get nothing: no token after an
-    end. The last step in flight of such a row gives its blocks back. A row of which no token can be
-    drawn ends with "error" (engine.interfaces.Pending), and the others go on.
+    end. The last step in flight of such a row gives its blocks back. Nothing, too, where the step
+    before has brought a row several tokens, and this one was laid out for one: they are known. A row
+    of which no token can be drawn ends with "error" (engine.interfaces.Pending), and the others go on.
     """
     results = list(step.pending.result())
     logprobs = getattr(step.pending, "logprobs", None)
@@ -72,6 +74,8 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
             continue
         known = seq.token_ids
         before = size = len(known)
+        if tokens and written != size:  # what follows the first ``written`` tokens is known already
+            results[row] = tokens = []
         for token in tokens:
             if token < 0:
                 _fail(seq, token, manager)
@@ -85,6 +89,8 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
                     output.finished.append(seq)
                     results[row] = tokens[: size - before]
                     break
+        if size > before + 1 and seq.finish_reason is None:
+            seq.num_tokens = size  # advance() had counted one
         if seq.first_token is None and results[row]:
             seq.first_token = now
         if logprobs is not None and seq.logprobs is not None:
@@ -146,4 +152,7 @@ def _check_rows(results: list[list[int]], batch: Batch) -> None:
 def _count(batch: Batch, output: StepOutput) -> None:
     sampled = batch.query_lens[batch.sample_rows]  # a chunk of one token that samples nothing is prefill
     output.num_decode_tokens = len(sampled) if batch.is_decode else int((sampled == 1).sum())
+    for row in () if batch.is_decode else batch.sample_rows[sampled > 1].tolist():
+        if batch.context_lens[row] - batch.query_lens[row] >= batch.seqs[row].num_prefill_tokens:
+            output.num_decode_tokens += int(batch.query_lens[row])
     output.num_prefill_tokens = len(batch.input_ids) - output.num_decode_tokens

@@ -25,6 +25,7 @@ class Sequence:
         token_ids             known on the host: prompt, then output that has landed
         num_tokens            known tokens + the one that a step in flight is about to sample
         num_computed_tokens   tokens whose KV is in the pool, or will be once launched steps ran
+        num_prefill_tokens    those known when it was last queued: up to there it prefills
         num_scheduled_tokens  tokens that the step being built computes
 
     max_total_tokens: prompt + output at which it ends with "length". capacity: tokens that the
@@ -45,6 +46,7 @@ class Sequence:
 
     status: Status = Status.WAITING
     num_prompt_tokens: int = 0
+    num_prefill_tokens: int = 0
     num_tokens: int = 0
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0
@@ -70,7 +72,7 @@ class Sequence:
     finished_at: float | None = None
 
     def __post_init__(self) -> None:
-        self.num_prompt_tokens = self.num_tokens = len(self.token_ids)
+        self.num_prompt_tokens = self.num_prefill_tokens = self.num_tokens = len(self.token_ids)
         if self.params.logprobs is not None:
             self.logprobs = []
         if self.params.prompt_logprobs is not None:
@@ -93,7 +95,7 @@ class Sequence:
     def restart(self) -> None:
         """Forget all progress but the tokens: the KV is gone and will be computed again."""
         self.status = Status.WAITING
-        self.num_tokens = len(self.token_ids)
+        self.num_prefill_tokens = self.num_tokens = len(self.token_ids)
         self.num_computed_tokens = self.num_scheduled_tokens = self.num_in_flight = 0
         self.block_table, self.capacity = [], 0
         self.num_committed_blocks = self.content_id = 0

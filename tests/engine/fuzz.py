@@ -16,10 +16,18 @@ from nanoengine.engine.block_manager import BlockManager, chain_hash
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.scheduler import TokenBudgetScheduler
 from nanoengine.sampling_params import SamplingParams
-from nanoengine.sim import SlotRunner
 from nanoengine.trace import Trace
 
-from .helpers import assert_empty, check_cached_kv, check_salts, constant_hash, holders, oracle, two_bit_hash
+from .helpers import (
+    Drafting,
+    assert_empty,
+    check_cached_kv,
+    check_salts,
+    constant_hash,
+    holders,
+    oracle,
+    two_bit_hash,
+)
 
 VOCAB = 31
 
@@ -28,12 +36,12 @@ class Broken(Exception):
     """What a part of the engine raises on purpose."""
 
 
-class MoodyRunner(SlotRunner):
+class MoodyRunner(Drafting):
     """Fails now and then, at launch or at result; a failure leaves garbage in its whole pool."""
 
     def __init__(self, rng: random.Random, rate: float, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.rng, self.rate, self.batches = rng, rate, []
+        super().__init__(*args, rng=rng, **kwargs)
+        self.rate, self.batches = rate, []
         self.failures_left = 12  # or a long prompt in small chunks would never get through
 
     def _maybe_fail(self, where: str) -> None:
@@ -44,7 +52,9 @@ class MoodyRunner(SlotRunner):
 
     def launch(self, batch):
         self._maybe_fail("launch")
-        self.batches.append((len(batch.seqs), len(batch.input_ids)))
+        prefills = [seq.num_computed_tokens < seq.num_prefill_tokens for seq in batch.seqs]
+        mixed = int(batch.query_lens[prefills].sum()) if not all(prefills) else 0
+        self.batches.append((len(batch.seqs), len(batch.input_ids), mixed))
         return super().launch(batch)
 
     def _run(self, batch):
@@ -111,12 +121,16 @@ class Scenario:
             max_num_batched_tokens=rng.choice([17, 40, 400] if size > 60 else [1, 3, 10, 40, 100]),
             max_model_len=rng.choice([5, 40, 90, 200, 1100]),
             policy=rng.choice(["token_budget", "prefill_first"]),
+            max_mixed_prefill_tokens=rng.choice([None, None, 1, 2, 16, 10**6]),
             overlap=rng.randint(0, 1),
             watermark=0 if self.crowded else rng.choice([0, 0.1, 0.5]),
             vocab_size=VOCAB,
             eos_token_ids=rng.choice([(), (), (1,), (1, 4)]),
         )
-        self.runner = MoodyRunner(rng, 0.02 * failing, blocks, size, VOCAB, hold_back=rng.random() < 0.5)
+        self.runner = MoodyRunner(
+            rng, 0.02 * failing, blocks, size, VOCAB,
+            hold_back=rng.random() < 0.5, most=rng.choice([1, 1, 2, 6]),
+        )  # fmt: skip
         scheduler = rng.choice([None, None, None, LastFirst])
         if size < 60 and rng.random() < 0.2:
             scheduler = SmallChunks
@@ -165,6 +179,7 @@ class Scenario:
             min_tokens=rng.randint(0, max_tokens or 5) if rng.random() < 0.3 else 0,
             stop_token_ids=[rng.randint(0, VOCAB - 1)] if rng.random() < 0.2 else [],
             ignore_eos=rng.random() < 0.3,
+            presence_penalty=rng.choice([0, 0, 0, 1]),  # means no more here than: land first
         )
         pool = self.runner.num_blocks * self.runner.block_size
         served = len(prompt) < self.config.max_model_len and len(prompt) <= pool
@@ -195,8 +210,10 @@ class Scenario:
         queues = [*engine.scheduler.waiting, *engine.scheduler.running]
         assert len(queues) == len(set(queues)) and set(queues) == set(engine.sequences.values())
         assert len(engine.scheduler.running) <= config.max_num_seqs
-        for rows, tokens in self.runner.batches:
+        for rows, tokens, mixed in self.runner.batches:
             assert rows <= config.max_num_seqs and tokens <= config.max_num_batched_tokens
+            if config.policy == "token_budget" and not isinstance(engine.scheduler, SmallChunks):
+                assert mixed <= (config.max_mixed_prefill_tokens or tokens), "too much prefill"
         self.runner.batches.clear()
         self._check_in_flight()
         self._poison()
@@ -221,6 +238,7 @@ class Scenario:
     def _check_end(self) -> None:
         assert_empty(self.engine)
         self.count["requests"] += len(self.requests)
+        self.count["tokens beyond the first"] += self.runner.num_extra
         self.count["preemptions"] += self.engine.scheduler.num_preemptions
         self.count["hit tokens"] += self.engine.block_manager.num_hit_tokens
         for seq, prompt in self.requests:

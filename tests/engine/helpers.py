@@ -10,7 +10,7 @@ from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.sequence import Sequence
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.sim import SlotRunner, expected_output
-from nanoengine.sim.slot_runner import prefix_states
+from nanoengine.sim.slot_runner import _B, _MASK, _feed, mix, prefix_states
 
 VOCAB = 50
 
@@ -147,6 +147,39 @@ class Recorder(SlotRunner):
 
 def recorded(num_blocks, block_size, **kwargs):
     return engine(runner=Recorder(num_blocks, block_size, 50), **kwargs)
+
+
+class Drafting(SlotRunner):
+    """Brings 1 to ``most`` right ids a row, as if drafts were accepted, and writes the KV of none.
+
+    They follow from what the row's slots hold: wrong KV gives wrong ids here, too.
+    """
+
+    def __init__(self, *args, rng=None, most: int = 1, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.rng, self.most = rng, most
+        self.num_extra = 0
+
+    def _run(self, batch):
+        results = super()._run(batch)
+        for row in batch.sample_rows.tolist():
+            table, context = batch.block_tables[row], int(batch.context_lens[row])
+            results[row] += self._following(table, context, results[row][0])
+        return results
+
+    def extra(self) -> int:
+        return self.rng.randint(0, self.most - 1)
+
+    def _following(self, table, num_tokens: int, token: int) -> list[int]:
+        states, ids = self._gather(table, num_tokens), []
+        total, power = int((states * self._b(num_tokens)).sum()), pow(_B, num_tokens, _MASK + 1)
+        state = int(states[-1])
+        for _ in range(self.extra() if self.most > 1 else 0):
+            state, total, power = _feed(token, state, total, power)
+            token = mix(total) % self.vocab_size
+            ids.append(token)
+        self.num_extra += len(ids)
+        return ids
 
 
 def add(eng, prompt, max_tokens=8, **kwargs):

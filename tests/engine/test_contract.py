@@ -117,6 +117,7 @@ def test_greedy_with_top_p_is_one_valid_request():
 BAD_CONFIG = {
     "max_num_seqs": [0, -1, 1.5, "4", None, True, NAN, 2**31],
     "max_num_batched_tokens": [0, None, 8.0],
+    "max_mixed_prefill_tokens": [0, -1, 8.0],
     "max_model_len": [0, 1, -5, None],
     "block_size": [0, -16, 16.0, True, "16", 2**31],
     "num_blocks": [0, -1, 2.5, 2**31],

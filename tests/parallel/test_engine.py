@@ -9,7 +9,8 @@ import torch
 from nanoengine import LLM, SamplingParams
 
 BOUND = 2e-3
-SMALL = dict(device="cpu", max_model_len=128, max_num_batched_tokens=123, num_blocks=110, block_size=8)
+SMALL = dict(device="cpu", max_model_len=128, max_num_batched_tokens=123, num_blocks=110, block_size=8,
+             max_mixed_prefill_tokens=123)  # fmt: skip (many rows run together: some are preempted)
 DUMMY = SMALL | dict(load_format="dummy")
 ENGINES = {
     "tiny-llama, 2": ("tiny-llama", 2, DUMMY),
