@@ -23,6 +23,7 @@ _HOMES = {
     "SamplingParams": "nanoengine.sampling_params",
     "EngineConfig": "nanoengine.config",
     "LLMEngine": "nanoengine.engine.llm_engine",
+    "CompletionOutput": "nanoengine.outputs",
     "RequestOutput": "nanoengine.outputs",
     "Trace": "nanoengine.trace",
     "record": "nanoengine.trace",

@@ -12,6 +12,7 @@ from nanoengine import __version__
 from nanoengine.bench.commands import add_bench
 from nanoengine.config import BACKENDS, DTYPES, POLICIES
 from nanoengine.course.cli import add_course
+from nanoengine.jsonl import json_line
 from nanoengine.server.commands import add_serve
 from nanoengine.server.trace_command import add_trace
 
@@ -31,6 +32,7 @@ ENGINE_OPTIONS = [
     ("max_model_len", int, "prompt plus answer, in tokens (default: what the model was trained for)"),
     ("max_num_seqs", int, "sequences in one batch at most"),
     ("max_num_batched_tokens", int, "tokens computed in one step at most"),
+    ("max_mixed_prefill_tokens", int, "of those, prompts' beside decodes (default: 64 on a CPU)"),
     ("overlap", int, "steps in flight while the host prepares the next one: 0 or 1"),
     ("tensor_parallel_size", int, "GPUs (or processes on a CPU) that share the model"),
 ]
@@ -126,7 +128,7 @@ def run_generate(args) -> int:
         if args.json:
             for out in llm.generate(prompts, params, use_tqdm=sys.stderr is not None and sys.stderr.isatty()):
                 failed += _tell_error(out)
-                print(json.dumps(_as_json(out), ensure_ascii=False, allow_nan=False), flush=True)
+                print(json_line(_as_json(out)), flush=True)
         else:
             failed = _print_in_order(llm.stream(prompts, params), prompts)
     return 1 if failed else 0
@@ -209,7 +211,8 @@ def _print_in_order(stream, prompts: list[str]) -> int:
 
 def _tell_error(out) -> bool:
     if out.error is not None:
-        print(f"nanoengine: prompt {out.index + 1} ended with an error: {out.error}", file=sys.stderr, flush=True)
+        text = f"nanoengine: prompt {out.index + 1} ended with an error: {out.error}"
+        print(text, file=sys.stderr, flush=True)
     return out.error is not None
 
 
@@ -222,11 +225,13 @@ def _as_json(out) -> dict:
     times = out.metrics
     seconds = {name: round(times[name] - times["arrival"], 6) for name in ("first_token", "finished") if name in times}
     names = ("index", "prompt", "text", "token_ids", "finish_reason", "stop_reason", "num_cached_tokens")
-    # JSON has no -inf, the logprob of a token that the model rules out; the number is that of the server
-    logprobs = out.logprobs and [{i: max(value, -9999.0) for i, value in entry.items()} for entry in out.logprobs]
+    # JSON has no -inf, the logprob of a token that the model rules out; the number is the server's
+    logprobs = out.logprobs and [
+        {i: max(value, -9999.0) for i, value in entry.items()} for entry in out.logprobs
+    ]
     error = {} if out.error is None else {"error": out.error}
-    return {name: out[name] for name in names} | error | {
-        "logprobs": logprobs, "num_prompt_tokens": len(out.prompt_token_ids), "seconds": seconds}  # fmt: skip
+    more = {"logprobs": logprobs, "num_prompt_tokens": len(out.prompt_token_ids), "seconds": seconds}
+    return {name: out[name] for name in names} | error | more
 
 
 def _add_sampling(parser: Parser, defaults: dict) -> None:

@@ -18,6 +18,12 @@ class EngineConfig:
 
     max_num_seqs: sequences in one batch at most (it does not bound the waiting queue).
     max_num_batched_tokens: tokens computed in one step at most, over all sequences.
+    max_mixed_prefill_tokens: tokens of prefills, over all sequences, that a step computes at most
+        while a running sequence decodes: so far can one prompt delay the next token of a stream.
+        None: what the runner likes (64 on a CPU, no cap on a GPU). max_num_batched_tokens holds
+        beside it, and alone where nobody decodes. It means what the chunk of Sarathi-Serve's mixed
+        batches does; vLLM's long_prefill_token_threshold caps each request, decodes or not, and
+        SGLang's chunked_prefill_size every chunk. "prefill_first" never mixes: no cap there.
     max_model_len: prompt plus output of one sequence, in tokens; at least 2.
     block_size: tokens in one KV block. None: chosen by the attention backend (16, or 256 for flash).
     num_blocks: blocks in the KV pool. None: what the runner finds room for.
@@ -41,6 +47,7 @@ class EngineConfig:
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
+    max_mixed_prefill_tokens: int | None = None
     max_model_len: int = 4096
     block_size: int | None = None
     num_blocks: int | None = None
@@ -64,7 +71,7 @@ class EngineConfig:
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 (frozen)
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "tensor_parallel_size"):
             put(name, integer(name, getattr(self, name), 2 if name == "max_model_len" else 1, BIG))
-        for name in ("block_size", "num_blocks", "vocab_size"):
+        for name in ("max_mixed_prefill_tokens", "block_size", "num_blocks", "vocab_size"):
             if getattr(self, name) is not None:
                 put(name, integer(name, getattr(self, name), 1, BIG))
         if self.overlap is not None:
@@ -77,8 +84,10 @@ class EngineConfig:
         put("eos_token_ids", integers("eos_token_ids", self.eos_token_ids, 0, BIG))
         for token in self.eos_token_ids:
             if self.vocab_size is not None and token >= self.vocab_size:
-                raise ValueError(f"eos_token_ids contains {token}, vocab_size is {self.vocab_size}: an end token must "
-                                 "be one that can be drawn")  # fmt: skip
+                raise ValueError(
+                    f"eos_token_ids contains {token}, vocab_size is {self.vocab_size}: "
+                    "an end token must be one that can be drawn"
+                )
         for name in ("enable_prefix_caching", "enforce_eager", "fused_kernels"):
             boolean(name, getattr(self, name))
         for name, choices in (("policy", POLICIES), ("dtype", DTYPES), ("attention", BACKENDS)):

@@ -56,7 +56,8 @@ def answer(llm, params, messages: list[dict], *, stoppable: bool = False) -> str
                 print(out.delta, end="", flush=True)
                 text += out.delta
                 if out.error is not None:
-                    print(f"\nnanoengine: the answer ended with an error: {out.error}", file=sys.stderr, flush=True)
+                    told = f"\nnanoengine: the answer ended with an error: {out.error}"
+                    print(told, file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         if not stoppable:
             raise

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,19 +13,21 @@ from tqdm.auto import tqdm
 from nanoengine.config import EngineConfig
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.sequence import Sequence
+from nanoengine.interrupt import interruptible
 from nanoengine.loader.resolve import resolve_model
-from nanoengine.outputs import RequestOutput
-from nanoengine.prompts import conversations, params_list, prompt_list, prompt_parts
+from nanoengine.outputs import CompletionOutput, RequestOutput
+from nanoengine.own_loop import OwnLoop
+from nanoengine.prompts import cache_salt_of, conversations, params_list, prompt_list, prompt_parts
 from nanoengine.rebinding import about_to_be_replaced
 from nanoengine.runners import make_runner
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.sampling_params import SamplingParams, with_bad_words_ids
 from nanoengine.tokenizer.detokenizer import IncrementalDetokenizer, detokenize
 from nanoengine.tokenizer.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 
 PARTS = ("engine_class", "scheduler", "block_manager", "runner", "sampler", "attention_backend", "observer")
 
 
-class LLM:
+class LLM(OwnLoop):
     """A model and the engine that runs it.
 
         with LLM() as llm:
@@ -38,11 +38,14 @@ class LLM:
     tokenizer: a folder with a tokenizer.json, where the model's own is not wanted.
     settings: the fields of EngineConfig (max_model_len, max_num_seqs, block_size, policy, device, …).
         max_model_len: by default what the model was trained for.
+    Of the model's generation_config.json the end tokens count; its sampling values do not (see SamplingParams).
     parts: your own engine_class, scheduler, block_manager, runner, sampler, attention_backend or observer.
 
     Not thread-safe: call it from one thread at a time. A notebook line ``llm = LLM()`` that runs again
-    closes the LLM that the name held before.
-    Errors: TypeError for an unknown keyword; ValueError or an error that names file and tensor.
+    closes the LLM that the name held before; if the new one then cannot be made, both are gone.
+    Errors: TypeError for an unknown keyword; ValueError or an error that names file and tensor;
+        what a part of yours raises. Then nothing stays behind: no weights, no KV pool, no process.
+        A runner of yours is not closed then: only once the LLM is made, close() closes it.
     """
 
     def __init__(self, model: str | Path | None = None, *, tokenizer=None, load_format: str = "auto", **settings):
@@ -52,8 +55,7 @@ class LLM:
                             f"load_format, {', '.join((*EngineConfig.names(), *PARTS))}")  # fmt: skip
         parts = {name: settings.pop(name) for name in PARTS if name in settings}
         files = resolve_model(model, load_format=load_format)
-        settings.setdefault("max_model_len", files.config.max_position_embeddings)
-        if settings["max_model_len"] is None:
+        if settings.get("max_model_len") is None:
             settings["max_model_len"] = files.config.max_position_embeddings
         self.model_config = files.config
         self.config = EngineConfig(
@@ -65,23 +67,32 @@ class LLM:
         replaced = about_to_be_replaced(LLM, sys._getframe(1))
         if replaced is not None:
             replaced.close()
-        engine_class = parts.pop("engine_class", LLMEngine)
-        runner = parts.pop("runner", None)
-        if runner is None:
+        engine_class, runner = parts.pop("engine_class", LLMEngine), parts.pop("runner", None)
+        is_mine = runner is None
+        if is_mine:
             sampler, attention = parts.pop("sampler", None), parts.pop("attention_backend", None)
             runner = make_runner(self.config, model=files, sampler=sampler, attention=attention)
-        self.engine = engine_class(self.config, runner, **parts)
+        try:
+            self.engine = engine_class(self.config, runner, **parts)
+        except BaseException:  # whatever a part of yours raises: who made the runner closes it
+            if is_mine:
+                runner.close()
+            raise
 
     def generate(self, prompts, sampling_params=None, *, use_tqdm: bool = True) -> list[RequestOutput]:
         """Complete each prompt; outputs in the order of the prompts.
 
         prompts: a str, a list of token ids, a dict(prompt=…) or dict(prompt_token_ids=…), or a list
-            of such. sampling_params: one for all, or a list with one a prompt.
+            of such; a dict may have a cache_salt, then only prompts of the same salt share its KV.
+            A control token in a text (``<|im_end|>``) is taken as that token, as transformers does:
+            take it out of what strangers typed, or give token ids.
+        sampling_params: one for all, or a list with one a prompt; n samples stand in ``outputs``.
         Errors: ValueError for a request that can never be served; then nothing was started. A request
             of which no token can be drawn raises nothing: see RequestOutput.error.
         Ctrl-C ends the call between two steps; its requests are aborted and hold no block.
         """
-        seqs = self._add_all(prompts, sampling_params, incremental=False)
+        groups = self._add_all(prompts, sampling_params, incremental=False)
+        seqs = [seq for group in groups for seq in group]
         try:
             bar = tqdm(total=len(seqs), desc="requests", disable=not use_tqdm or not seqs, dynamic_ncols=True)
             with bar, interruptible() as check, _counting(bar) as count:
@@ -94,25 +105,32 @@ class LLM:
                     count(out, sum(seq in ours for seq in out.finished))
         finally:
             self._abort(seqs)
-        return [self._output(seq, index) for index, seq in enumerate(seqs)]
+        return [self._output(group, index) for index, group in enumerate(groups)]
 
     def stream(self, prompts, sampling_params=None) -> Iterator[RequestOutput]:
         """Yield a RequestOutput each time a request gets tokens; ``delta`` is the new text.
+
+        Of n > 1 samples an item is about one, ``outputs[0].index``; ``index`` tells the prompt.
 
         Text that may still become part of a stop string, or is half a character, is held back. The
         deltas of a request join to its final ``text``. Leaving the loop aborts what is unfinished.
         The requests are checked and queued at once, not at the first item. Streams may be read in
         turns, and generate may be called in between: each goes on where it was.
         """
-        seqs = self._add_all(prompts, sampling_params, incremental=True)
-        stream = self._stream(seqs)
+        stream = self._stream(self._add_all(prompts, sampling_params, incremental=True))
         next(stream)
         return stream
 
     def chat(
         self, messages, sampling_params=None, *, use_tqdm: bool = True, chat_template_kwargs: dict | None = None
     ) -> list[RequestOutput]:
-        """Answer a conversation (list of {"role", "content"}), a list of conversations, or one user message."""
+        """Answer a conversation (list of {"role", "content"}), a list of conversations, or one user message.
+
+        chat_template_kwargs: variables that the model's template reads (enable_thinking, …); also
+            continue_final_message=True, to go on with the last message's text.
+        Control tokens in a message's text count as such: see ``generate``.
+        Errors: ValueError naming the field (messages[0].content, …) or the name that no template reads.
+        """
         return self.generate(self._chat_prompts(messages, chat_template_kwargs), sampling_params, use_tqdm=use_tqdm)
 
     def stream_chat(
@@ -120,6 +138,13 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """``stream`` for what ``chat`` takes."""
         return self.stream(self._chat_prompts(messages, chat_template_kwargs), sampling_params)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached KV. False, and nothing changes, while a request holds blocks of it."""
+        manager = self._engine().block_manager
+        if unused := manager.num_free_blocks == manager.num_blocks:
+            manager.reset()
+        return unused
 
     def close(self) -> None:
         """Give weights and KV memory back; the object is of no further use."""
@@ -137,7 +162,10 @@ class LLM:
 
     def _engine(self) -> LLMEngine:
         if self.engine is None:
-            raise RuntimeError("this LLM was closed: make a new one")
+            raise RuntimeError(
+                "this LLM was closed: make a new one "
+                "(a notebook line that makes one anew closes the old one first)"
+            )
         return self.engine
 
     @staticmethod
@@ -149,31 +177,36 @@ class LLM:
             return byte_tokenizer(files.config.vocab_size)
         return load_tokenizer(folder)
 
-    def _add_all(self, prompts, sampling_params, *, incremental: bool) -> list[Sequence]:
-        """Queue all requests of one call, or none: one that is refused takes the others back."""
-        engine, seqs = self._engine(), []
+    def _add_all(self, prompts, sampling_params, *, incremental: bool) -> list[list[Sequence]]:
+        """Queue all requests of one call, or none: one that is refused takes the others back. Samples by prompt."""
+        engine, groups = self._engine(), []
         prompts, before = prompt_list(prompts), set(engine.sequences)
         try:
             wanted = params_list(sampling_params, len(prompts), SamplingParams())
             for prompt, params in zip(prompts, wanted, strict=True):
-                text, ids = prompt_parts(prompt, self.tokenizer.encode)
-                detokenizer = self._detokenizer(params) if incremental or getattr(params, "stop", ()) else None
-                seqs.append(engine.add_request(ids, params, prompt=text, detokenizer=detokenizer))
+                (text, ids), salt = prompt_parts(prompt, self.tokenizer.encode), cache_salt_of(prompt)
+                params = with_bad_words_ids(params, self.tokenizer.encode)
+                groups.append([])
+                for each in params.samples() if isinstance(params, SamplingParams) else [params]:
+                    detokenizer = self._detokenizer(each) if incremental or getattr(each, "stop", ()) else None
+                    seq = engine.add_request(ids, each, prompt=text, detokenizer=detokenizer, cache_salt=salt)
+                    ids = seq.token_ids  # checked; the prompt may be an iterator, and is spent
+                    groups[-1].append(seq)
         except BaseException:  # by what is new in the engine: Ctrl-C may come before the append
             self._abort([seq for seq in engine.sequences.values() if seq.seq_id not in before])
             raise
-        return seqs
+        return groups
 
     def _detokenizer(self, params: SamplingParams | None) -> IncrementalDetokenizer | None:
         params = params if isinstance(params, SamplingParams) else SamplingParams()
         if not params.detokenize:
             return None
-        return IncrementalDetokenizer(self.tokenizer, stop=params.stop, min_tokens=params.min_tokens,
-                                      skip_special_tokens=params.skip_special_tokens)  # fmt: skip
+        return IncrementalDetokenizer.of(self.tokenizer, params)
 
-    def _stream(self, seqs: list[Sequence]) -> Iterator[RequestOutput | None]:
+    def _stream(self, groups: list[list[Sequence]]) -> Iterator[RequestOutput | None]:
         # Items follow the sequences, not this loop's steps: steps of other calls bring tokens, too.
-        left, num_tokens, num_chars = dict(enumerate(seqs)), [0] * len(seqs), [0] * len(seqs)
+        left = {(i, k): seq for i, group in enumerate(groups) for k, seq in enumerate(group)}
+        seqs, num_tokens, num_chars = list(left.values()), dict.fromkeys(left, 0), dict.fromkeys(left, 0)
         try:
             yield None  # for stream(): only a generator that was started cleans up if it is dropped unread
             while left:
@@ -183,7 +216,7 @@ class LLM:
                         del left[i]
                     elif seq.num_output_tokens == num_tokens[i]:
                         continue
-                    item = self._output(seq, i)
+                    item = self._output([seq], *i)
                     item.delta = item.text[num_chars[i] :]
                     num_tokens[i], num_chars[i] = len(item.token_ids), len(item.text)
                     told = True
@@ -204,69 +237,48 @@ class LLM:
                 self.engine.step()
 
     def _chat_prompts(self, messages, kwargs: dict | None) -> list[dict]:
-        texts = [self.tokenizer.apply_chat_template(talk, **(kwargs or {})) for talk in conversations(messages)]
+        kwargs = {} if kwargs is None else kwargs
+        self.tokenizer.check_template_kwargs(kwargs)
+        texts = [self.tokenizer.apply_chat_template(talk, **kwargs) for talk in conversations(messages)]
         # the template wrote the special tokens: encoding must not add them again
         ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         return [{"prompt": text, "prompt_token_ids": i} for text, i in zip(texts, ids, strict=True)]
 
-    def _output(self, seq: Sequence, index: int) -> RequestOutput:
-        ids = seq.output_ids
+    def _output(self, group: list[Sequence], index: int, first_sample: int = 0) -> RequestOutput:
+        samples = [self._sample(seq, k) for k, seq in enumerate(group, first_sample)]
+        seq, first = group[0], samples[0]
         metrics = {"arrival": seq.arrival, "first_token": seq.first_token, "finished": seq.finished_at}
         return RequestOutput(
             request_id=seq.seq_id,
             prompt=seq.prompt,
             prompt_token_ids=seq.token_ids[: seq.num_prompt_tokens],
-            token_ids=ids,
-            text=self._text(seq, ids),
+            token_ids=first.token_ids,
+            text=first.text,
             finish_reason=seq.finish_reason,
             stop_reason=seq.stop_reason,
             error=seq.error,
-            logprobs=None if seq.logprobs is None else list(seq.logprobs),
+            logprobs=first.logprobs,
+            prompt_logprobs=None if seq.prompt_logprobs is None else list(seq.prompt_logprobs),
             num_cached_tokens=seq.num_cached_tokens,
             metrics={k: v for k, v in metrics.items() if v is not None} | {"preemptions": seq.num_preemptions},
             index=index,
+            outputs=samples,
         )
+
+    def _sample(self, seq: Sequence, index: int) -> CompletionOutput:
+        ids, logprobs = seq.output_ids, None if seq.logprobs is None else list(seq.logprobs)
+        return CompletionOutput(index, self._text(seq, ids), ids, seq.finish_reason, seq.stop_reason, logprobs,
+                                seq.error)
 
     def _text(self, seq: Sequence, ids: list[int]) -> str:
         if seq.detokenizer is not None:
             return seq.detokenizer.text
         if not seq.params.detokenize:
             return ""
-        if seq.finish_reason == "stop":  # without stop strings there is no other: the last id is the end token
+        # without stop strings the last id is the end token
+        if seq.finish_reason == "stop" and not seq.params.include_stop_str_in_output:
             ids = ids[:-1]
         return detokenize(self.tokenizer, ids, seq.params.skip_special_tokens)
-
-
-@contextmanager
-def interruptible():
-    """Take Ctrl-C between steps: yields a function that does, if it was pressed, what Ctrl-C did before.
-
-    That is to raise KeyboardInterrupt, unless someone set another handler. A press during the last
-    step counts at the end; a second one does not wait. Only the main thread gets signals; elsewhere
-    nothing is changed.
-    """
-    pressed: list[int] = []
-
-    def remember(number, frame):
-        pressed.append(number)
-        if len(pressed) > 1:
-            previous(number, frame)
-
-    def check():
-        if pressed:
-            previous(pressed.pop(), None)
-
-    main = threading.current_thread() is threading.main_thread()
-    previous = signal.getsignal(signal.SIGINT) if main else None
-    if not callable(previous):  # ignored, or not ours to change
-        yield lambda: None
-        return
-    signal.signal(signal.SIGINT, remember)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    check()
 
 
 @contextmanager

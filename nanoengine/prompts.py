@@ -24,10 +24,11 @@ def prompt_list(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
 def prompt_parts(prompt: Prompt, encode) -> tuple[str | None, Iterable[int]]:
     """(text or None, token ids) of one prompt; ``encode`` turns text into ids. The ids are not checked yet."""
     if isinstance(prompt, dict):
-        unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+        unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
         if unknown or not prompt:
             raise ValueError(
-                f"a prompt dict has the key 'prompt' or 'prompt_token_ids', got {sorted(map(str, prompt)) or 'none'}"
+                "a prompt dict has the key 'prompt' or 'prompt_token_ids', and perhaps 'cache_salt', "
+                f"got {sorted(map(str, prompt)) or 'none'}"
             )
         ids = prompt.get("prompt_token_ids")
         text = prompt.get("prompt")
@@ -39,6 +40,11 @@ def prompt_parts(prompt: Prompt, encode) -> tuple[str | None, Iterable[int]]:
     if hasattr(prompt, "__iter__") and not isinstance(prompt, bytes):
         return None, prompt  # not list(prompt): it may have no end
     return _no_prompt(prompt)
+
+
+def cache_salt_of(prompt: Prompt):
+    """What a prompt dict says about ``cache_salt``; it is not checked yet."""
+    return prompt.get("cache_salt") if isinstance(prompt, dict) else None
 
 
 def params_list(params, count: int, default) -> list:

@@ -31,6 +31,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nanoengine.trace_record import from_json
+
 SCHEMA = 1
 FIELDS = (
     "schema", "step", "policy", "max_num_seqs", "max_num_batched_tokens", "num_blocks", "block_size", "waiting",
@@ -149,7 +151,7 @@ class Trace:
         for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
             try:
                 step = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
             if not isinstance(step, dict) or step.get("schema") != SCHEMA:
                 raise ValueError(f"{path}, line {number} is no trace record of schema {SCHEMA}")
@@ -157,11 +159,9 @@ class Trace:
             if missing:
                 raise ValueError(f"{path}, line {number} is damaged: it lacks {', '.join(missing)}")
             try:
-                for name in ("sequences", "block_tables"):
-                    step[name] = {int(key): value for key, value in step[name].items()}
-            except (AttributeError, ValueError) as error:
-                raise ValueError(f"{path}, line {number} is damaged: {name} has no ids as keys ({error})") from None
-            steps.append(step)
+                steps.append(from_json(step))
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number} is damaged: {error}") from None
         return cls(steps)
 
 
@@ -190,8 +190,9 @@ def _pool(manager, seqs) -> tuple[list[int], list[int], list[int]]:
 
 
 def _row(seq) -> dict:
-    n = seq.num_scheduled_tokens
-    kind = "decode" if n == 1 and seq.num_computed_tokens >= seq.num_prompt_tokens else "prefill"
+    n, start = seq.num_scheduled_tokens, seq.num_computed_tokens
+    decodes = start >= (seq.num_prompt_tokens if n == 1 else seq.num_prefill_tokens)
+    kind = "decode" if decodes else "prefill"
     return {"seq": seq.seq_id, "kind": kind, "start": seq.num_computed_tokens, "tokens": n,
             "context": seq.num_computed_tokens + n, "new": []}  # fmt: skip
 

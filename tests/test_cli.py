@@ -275,3 +275,23 @@ def test_chat_with_the_embedded_model_by_a_pipe():
 def test_chat_with_one_question(capsys):
     assert main(["chat", "hello", *TINY, "--max-tokens", "3", "--ignore-eos", "--system", "S"]) == 0
     assert capsys.readouterr().out.endswith("\n")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_prompt_without_a_token_to_draw_is_told_on_stderr_and_by_the_exit_code(monkeypatch, capsys, as_json):
+    from nanoengine.llm import LLM
+
+    class Poisoned(LLM):
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
+            self.engine.runner.model.embed_tokens.data[ord("!")] = float("nan")
+
+    monkeypatch.setattr("nanoengine.llm.LLM", Poisoned)
+    options = ["--max-tokens", "3", "--ignore-eos", *(["--json"] if as_json else [])]
+    assert main(["generate", "good", "bad!", *TINY, *options]) == 1
+    told = capsys.readouterr()
+    assert "nanoengine: prompt 2 ended with an error: non-finite logits" in told.err and "prompt 1" not in told.err
+    if as_json:
+        good, bad = map(json.loads, told.out.splitlines())
+        assert (good["finish_reason"], bad["finish_reason"]) == ("length", "error") and "error" not in good
+        assert "non-finite" in bad["error"]

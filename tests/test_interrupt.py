@@ -12,7 +12,7 @@ import time
 import pytest
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.llm import interruptible
+from nanoengine.interrupt import interruptible
 from nanoengine.sim import SlotRunner
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

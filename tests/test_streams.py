@@ -225,3 +225,75 @@ def test_bad_messages_are_value_errors(llm, messages):
         with pytest.raises(ValueError, match="message"):
             call(messages, GREEDY)
         assert is_empty(llm)
+
+
+class Ids:
+    """A sampler that gives these tokens, whatever the model says."""
+
+    def __init__(self, ids):
+        self.ids = ids
+
+    def __call__(self, logits, seqs, positions):
+        places = [p - seq.num_prompt_tokens for p, seq in zip(positions.tolist(), seqs, strict=True)]
+        return torch.tensor([self.ids[i] for i in places])
+
+
+def with_special_tokens():
+    """Bytes, a special token <|im_end|> (300) and an added one that is not special, <add> (301)."""
+    from tokenizers import AddedToken
+
+    from nanoengine.tokenizer.tokenizer import Tokenizer, byte_tokenizer
+
+    backend = byte_tokenizer(300).backend
+    backend.add_special_tokens([AddedToken("<|im_end|>", special=True)])
+    backend.add_tokens([AddedToken("<add>", special=False)])
+    return Tokenizer(backend)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_that_is_a_special_token(include, overlap):
+    """Batch and stream; with ignore_eos, or as no end token at all. A, end, B."""
+    cases = [
+        # stop, tokens generated, text, with it the stop string
+        ("<|im_end|>", 3, "AA", "AA<|im_end|>"),
+        ("A<|im_end|>", 3, "A", "AA<|im_end|>"),
+        ("<|im_end|>B", 4, "AA", "AA<|im_end|>B"),
+        ("<add>", 5, "AAB", "AAB<add>"),
+        ("im_end", 6, "AAB<add>B", None),
+    ]
+    for eos in ((), (300,)):
+        settings = CONTEXT | dict(sampler=Ids([65, 65, 300, 66, 301, 66]), eos_token_ids=eos, overlap=overlap,
+                                  tokenizer=with_special_tokens())  # fmt: skip
+        with LLM("tiny-llama", load_format="dummy", **settings) as llm:
+            for stop, count, left, kept in cases:
+                params = SamplingParams(stop=stop, max_tokens=6, ignore_eos=True, include_stop_str_in_output=include)
+                [out] = llm.generate("x", params, use_tqdm=False)
+                text = kept if include and kept else left
+                reasons = ("stop", stop) if kept else ("length", None)
+                assert (out.text, len(out.token_ids)) == (text, count), stop
+                assert (out.finish_reason, out.stop_reason) == reasons
+                assert joined(llm.stream("x", params)) == {0: text}
+
+
+def test_what_include_stop_str_in_output_does_to_an_end_token():
+    """As in vLLM: its text stays, unless it is a special token that is left out of the text anyway."""
+    ids = Ids([65, 300, 66])
+    with LLM("tiny-llama", load_format="dummy", **CONTEXT, sampler=ids, tokenizer=with_special_tokens()) as llm:
+        for stop_id, include, skip, text in (
+            (300, True, True, "A"), (300, True, False, "A<|im_end|>"), (300, False, False, "A"),
+            (65, True, True, "A"), (65, False, True, ""),
+        ):  # fmt: skip
+            for stop in (None, "zz"):
+                params = SamplingParams(stop_token_ids=[stop_id], stop=stop, include_stop_str_in_output=include,
+                                        skip_special_tokens=skip, max_tokens=3)  # fmt: skip
+                [out] = llm.generate("x", params, use_tqdm=False)
+                assert (out.text, out.finish_reason, out.stop_reason) == (text, "stop", stop_id)
+                assert joined(llm.stream("x", params)) == {0: text}
+
+
+def test_an_end_token_counts_before_a_stop_string():
+    with LLM("tiny-llama", load_format="dummy", **CONTEXT, sampler=Ids([65, 300]), eos_token_ids=(300,),
+             tokenizer=with_special_tokens()) as llm:  # fmt: skip
+        [out] = llm.generate("x", SamplingParams(stop=["<|im_end|>", "A<|im_end|>"], max_tokens=3), use_tqdm=False)
+        assert (out.text, out.finish_reason, out.stop_reason) == ("A", "stop", 300)

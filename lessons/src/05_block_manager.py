@@ -519,13 +519,13 @@ for table, letter in ((first, "r"), (second, "p")):
 # shared.
 #
 # vLLM V1 and this engine do without (V0 did not): they share **full blocks only**, found by content; the half-full tail is
-# computed twice. Two samples of one prompt are two requests. vLLM lets a block be found once it is *scheduled*, so they may
-# even start in one step. Here and in nano-vllm that step must land first: starting together, they share nothing.
+# computed twice. Two samples of one prompt are two requests. A block can be found once it is *scheduled*, so they may even
+# start in one step. In nano-vllm that step must land first: starting together, they share nothing.
 #
 # <!-- zh -->
 # 一次,不是两次:先写的那个搬出去,剩下的就只有一个人在用,原地写就行。0 号块是满的,继续共享。
 #
-# vLLM V1 和我们这个引擎都用不上它:只共享**满块**,按内容找,没满的尾巴各算一遍。(vLLM V0 是写时复制。)一个 prompt 采两份,就是两个请求。vLLM 在块被**调度**时就登记,两个同一步进来也能共享;我们和 nano-vllm 要等那一步落地才登记,同一步进来的两个什么都共享不到。
+# vLLM V1 和我们这个引擎都用不上它:只共享**满块**,按内容找,没满的尾巴各算一遍。(vLLM V0 是写时复制。)一个 prompt 采两份,就是两个请求。vLLM 和我们在块被**调度**时就登记,两个同一步进来也能共享;nano-vllm 要等那一步落地才登记,同一步进来的两个什么都共享不到。
 
 # %% [markdown] id="ledger-intro"
 # ## 8 · The ledger: how many sequences fit on this GPU?

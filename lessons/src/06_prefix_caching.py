@@ -379,15 +379,15 @@ show(BlockManager.lookup, highlight=("content.parent_id != parent", "- 1"))
 show(BlockManager.commit, highlight="self._forget")
 
 # %% [markdown] id="commit-walk"
-# `commit` comes **after the step has landed**: a note speaks of KV that *is* written, whatever the runner's order, and of
-# tokens whose ids the host knows. The price: two equal prompts in one step share nothing. (vLLM notes down what it
-# *schedules*; section 11 says why.) It goes on at `num_committed_blocks`; yours starts anew each time.
+# The scheduler calls `commit` as soon as it has **scheduled** a prompt's tokens, though their KV is not written yet: so equal
+# prompts in one step share. Section 11 says why that is safe. What was generated follows when a step has landed: only then does
+# the host know the ids. It goes on at `num_committed_blocks`; yours starts anew each time.
 #
 # On a collision the newer content wins; the older one's blocks lose their note. Its children stay in the map, but their
 # parent's number is gone for good: nobody reaches them.
 #
 # <!-- zh -->
-# `commit` 在**这一步落地之后**才做:记下的 KV 一定**已经**写好,不管谁写的、先写哪行;token 的 id 也一定到了主机上。代价是同一步里的两条相同 prompt 沾不上光。(vLLM 在**调度**时就记,为什么可以,第 11 节说。)它从上次停下的 `num_committed_blocks` 接着走;你那版每次都从头走。
+# prompt 的 token 一经**调度**,调度器马上调 `commit`,尽管它们的 KV 还没写:这样,同一步里的相同 prompt 也能共享。为什么不会出错,第 11 节说。生成的 token 要等那一步落地才登记:到那时主机才知道它们的 id。`commit` 从上次停下的 `num_committed_blocks` 接着走;你那版每次都从头走。
 #
 # 撞上了,新内容留下,旧内容的块丢掉记录。旧内容的子块还在表里,可它们的父编号再也不会出现:谁也走不到那里去。
 
@@ -659,9 +659,9 @@ print("the victim's own second request:", again.num_cached_tokens, "tokens from 
 # | what is believed | tokens of the block | the hash | tokens and parent |
 # | lookup | `BlockManager.can_allocate` | `KVCacheManager.get_computed_blocks` | `BlockManager.lookup` |
 # | revive | `BlockManager.allocate` | `BlockPool.touch` | `BlockManager.allocate` |
-# | noted down | after the step | when scheduled | after the step |
+# | noted down | after the step | when scheduled | when scheduled |
 # | taken first | longest free, tail first | no hash, then the same | no note, then the same |
-# | salt | none | `cache_salt` of a request | none |
+# | salt | none | `cache_salt` of a request | `cache_salt` of a request |
 #
 # <!-- zh -->
 # ## 11 · vLLM 和 nano-vllm 在这里怎么做
@@ -672,23 +672,23 @@ print("the victim's own second request:", again.num_cached_tokens, "tokens from 
 # | 相信什么 | 这一块的 token | 哈希 | token 和父记录 |
 # | 查找 | `BlockManager.can_allocate` | `KVCacheManager.get_computed_blocks` | `BlockManager.lookup` |
 # | 复活 | `BlockManager.allocate` | `BlockPool.touch` | `BlockManager.allocate` |
-# | 何时记账 | 这一步之后 | 调度时 | 这一步之后 |
+# | 何时登记 | 这一步之后 | 调度时 | 调度时 |
 # | 先拿谁 | 空闲最久的,先尾后头 | 没哈希的,再同左 | 没记录的,再同左 |
-# | 盐 | 没有 | 请求里的 `cache_salt` | 没有 |
+# | 盐 | 没有 | 请求里的 `cache_salt` | 请求里的 `cache_salt` |
 
 # %% [markdown] id="elsewhere-read"
 # vLLM keeps no tokens: nobody knows two inputs with the same SHA-256. It learnt that from section 4: Python's `hash()`, its
 # default until 2025, had become predictable with 3.12 (GHSA-rm76-4mrf-v9r8). xxHash (128 bits) is offered with a warning.
 #
-# Why may it note blocks down when *scheduled*? In each layer the whole batch's KV is stored before any row attends. So
-# equal prompts in one step do share.
+# Why may blocks be noted down when *scheduled*, there and here? In each layer the whole batch's KV is stored before any row
+# attends. So equal prompts in one step do share.
 #
 # SGLang keeps a radix tree of tokens: no hash, no collisions, hits of any length at page size 1, more to maintain.
 #
 # <!-- zh -->
 # vLLM 不留 token 来比:SHA-256 相同的两份输入,至今没人找得到。这是吃过亏的:2025 年以前它默认用 Python 自带的 `hash()`,到 3.12 变得可以预测(GHSA-rm76-4mrf-v9r8)。xxHash(128 位)也能选,但附了警告。
 #
-# 它凭什么**调度**时就敢记?因为每一层都先把整个 batch 的 KV 写完,再让各行做注意力。所以同一步里的相同 prompt 也能共享。
+# vLLM 和我们凭什么**调度**时就敢登记?因为每一层都先把整个 batch 的 KV 写完,再让各行做注意力。所以同一步里的相同 prompt 也能共享。
 #
 # SGLang 不用哈希,存一棵 token 的基数树:没有碰撞;页大小为 1 时,命中多长都行;但维护起来更麻烦。
 

@@ -29,7 +29,7 @@ class AttentionBackend(Protocol):
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, metadata: Any, scale: float
     ) -> torch.Tensor:
-        """Write k, v to their slots, then attend.
+        """Write k, v of all rows to their slots, then attend: a row may read what another one has just written.
 
         q: [T, heads, head_dim]; k, v: [T, kv_heads, head_dim], the new tokens of all rows end to
         end; returns [T, heads, head_dim]. Head h reads KV head h // (heads / kv_heads).

@@ -53,7 +53,7 @@ def read_trace(path: str | Path, *, rate: float | None = None, seed: int = 0) ->
     Errors: ValueError naming the line.
     """
     rows = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -75,13 +75,13 @@ def read_trace(path: str | Path, *, rate: float | None = None, seed: int = 0) ->
     return Load([a for a, _, _ in rows], [b for _, b, _ in rows], due)
 
 
-def text_prompt(num_words: int, number: int, seed: int = 0) -> str:
+def text_prompt(num_words: int, number: int, seed: int | str = 0) -> str:
     """So many short words, different for each request: about a token each in English vocabularies."""
     draw = random.Random(f"{seed} {number}")
     return " ".join(draw.choices(WORDS, k=num_words))
 
 
-def id_prompt(num_tokens: int, number: int, vocab_size: int, seed: int = 0) -> list[int]:
+def id_prompt(num_tokens: int, number: int, vocab_size: int, seed: int | str = 0) -> list[int]:
     """So many random token ids in [0, vocab_size)."""
     return random.Random(f"{seed} {number}").choices(range(vocab_size), k=num_tokens)
 

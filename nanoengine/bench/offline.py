@@ -70,7 +70,7 @@ class Worker:
         command = [sys.executable, "-m", "nanoengine.bench.worker", name, model, str(threads)]
         self.name = name
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(threads)
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", env=environment(threads)
         )
         self._read()
 
@@ -193,8 +193,9 @@ def _first_tokens(names: list[str], model: str, settings: Settings) -> dict[str,
 def time_to_token(code: str, threads: int) -> float:
     """Seconds until ``python -c code`` prints "token". RuntimeError with its last line if it does not."""
     began = time.perf_counter()
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          stdin=subprocess.DEVNULL, env=environment(threads)) as process:  # fmt: skip
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    text = {"encoding": "utf-8", "errors": "replace"}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment(threads), **pipes, **text) as process:
         line = process.stdout.readline()
         taken = time.perf_counter() - began
         _, errors = process.communicate()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from nanoengine.bench.workload import Workload
-from nanoengine.model.config import ModelConfig
+from nanoengine.model.config import ModelConfig, model_type
 
 
 def huggingface_model(config: ModelConfig, device: str, dtype, attn_implementation: str = "sdpa"):
@@ -15,9 +15,9 @@ def huggingface_model(config: ModelConfig, device: str, dtype, attn_implementati
 
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
              "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_theta",
-             "tie_word_embeddings")  # fmt: skip
+             "tie_word_embeddings", "attention_bias", "mlp_bias")  # fmt: skip
     shape = {name: getattr(config, name) for name in names}
-    kind = AutoConfig.for_model("qwen3" if config.qk_norm else "llama", **shape)
+    kind = AutoConfig.for_model(model_type(config), **shape)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(kind, dtype=dtype, attn_implementation=attn_implementation)
     return model.eval()

@@ -84,6 +84,7 @@ def summarise(timings: list[Timing], slo: Slo) -> dict:
         "output_tokens_per_s": sum(timing.num_output for timing in good) / seconds,
         "prompt_tokens": sum(timing.num_prompt for timing in good),
         "output_tokens": sum(timing.num_output for timing in good),
+        "prompt_tokens_cached": cached_tokens(good),
         "goodput_per_s": sum(map(slo.met, timings)) / seconds,
         "slo_ms": {name: None if bound is None else bound * 1e3 for name, bound in vars(slo).items()},
         "late_ms": max(timing.sent - timing.due for timing in timings) * 1e3,
@@ -92,6 +93,12 @@ def summarise(timings: list[Timing], slo: Slo) -> dict:
             for name, found in measures(good).items()
         },
     }
+
+
+def cached_tokens(good: list[Timing]) -> int | None:
+    """Prompt tokens that the server's prefix cache had; None if it says so of no request."""
+    cached = [timing.num_cached for timing in good if timing.num_cached is not None]
+    return sum(cached) if cached else None
 
 
 def measures(good: list[Timing]) -> dict[str, list[float]]:
@@ -145,6 +152,7 @@ def show(result: dict) -> str:
     for name, found in result["ms"].items():
         cells = "".join(f"{found[f'p{p}']:10.1f}" for p in PERCENTS) if found else f"{'-':>10}" * len(PERCENTS)
         lines.append(f"{name.upper() if name != 'e2e' else name:8}{cells}")
+    lines += ["", _of_the_cache(result)]
     bounds = ", ".join(f"{name} <= {bound:g} ms" for name, bound in result["slo_ms"].items() if bound is not None)
     if bounds:
         lines.append(f"\ngoodput {result['goodput_per_s']:.2f} requests/s ({bounds})")
@@ -159,6 +167,19 @@ def show(result: dict) -> str:
     if result["loop"] == "open" and result["late_ms"] > 50:
         lines.append(f"\nThis client sent up to {result['late_ms']:.0f} ms late: it is part of the times above.")
     return "\n".join(lines)
+
+
+def _of_the_cache(result: dict) -> str:
+    """How much of the prompts the server did not compute: to compare two runs, know it."""
+    hits, asked, source = result["prompt_tokens_cached"], result["prompt_tokens"], "usage"
+    if hits is None and result.get("prefix_cache") is not None:
+        counted = result["prefix_cache"]
+        hits, asked, source = counted["hits"], counted["queries"], "/metrics"
+    if hits is None:
+        return "Prefix cache: neither the server's usage nor its /metrics says what it had."
+    share = hits / max(asked, 1)
+    counts = f"{hits:.0f} of {asked:.0f} prompt tokens ({share:.1%})"
+    return f"Prefix cache: {counts}, by the server's {source}."
 
 
 def plot(result: dict, path: str | Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import httpx
@@ -15,6 +16,7 @@ class Timing:
 
     due: when it was to be sent; sent: when it was; chunks: when each piece of text came; ended: the last byte.
     num_prompt, num_output: tokens as the server's usage says (has_usage), else as asked and as chunks were counted.
+    num_cached: prompt tokens that the server's prefix cache had, None where usage does not say.
     said: the server's own words about the error.
     """
 
@@ -24,6 +26,7 @@ class Timing:
     ended: float = 0.0
     num_prompt: int = 0
     num_output: int = 0
+    num_cached: int | None = None
     has_usage: bool = False
     error: str | None = None
     said: str | None = None
@@ -93,7 +96,7 @@ async def _read(response: httpx.Response, timing: Timing, began: float) -> None:
     # A finish_reason says that the answer is whole. [DONE] does not: transformers' server never sends it, and
     # llama-cpp-python's sends it after an answer that it cut short for the next request.
     usage, whole = None, False
-    async for line in response.aiter_lines():
+    async for line in _lines(response):
         if not line.startswith("data:"):
             continue
         now, data = time.perf_counter() - began, line[5:].strip()
@@ -104,7 +107,8 @@ async def _read(response: httpx.Response, timing: Timing, began: float) -> None:
             if event.get("error"):
                 found = event["error"]
                 code = found.get("code") if isinstance(found, dict) else None
-                timing.error, timing.said = f"error event: {str(code or found)[:60]}", _said(data.encode())
+                words = " ".join(str(code or found).split())
+                timing.error, timing.said = f"error event: {words[:60]}", _said(data.encode())
                 return
             usage, choices = event.get("usage") or usage, event.get("choices") or ()
             if any(_text(choice) for choice in choices):
@@ -117,7 +121,23 @@ async def _read(response: httpx.Response, timing: Timing, began: float) -> None:
         timing.error = "the answer was cut: no finish_reason came"
     counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")] if isinstance(usage, dict) else [None]
     timing.has_usage = all(type(count) is int and count >= 0 for count in counts)
+    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    timing.num_cached = cached if type(cached) is int and cached >= 0 else None
     timing.num_prompt, timing.num_output = counts if timing.has_usage else (timing.num_prompt, len(timing.chunks))
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[str]:
+    """Lines as server-sent events have them, which end with LF, CR or both.
+
+    httpx's own also end at U+2028 and others, which may stand inside an event.
+    """
+    rest = b""
+    async for data in response.aiter_bytes():
+        *whole, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
+        for line in whole:
+            yield line.decode(errors="replace")
+    yield rest.decode(errors="replace")
 
 
 def _said(body: bytes) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import secrets
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 
@@ -33,8 +34,14 @@ def add_bench_serve(kinds) -> None:
     load.add_argument("--trace", metavar="FILE", help="JSONL of input_len, output_len and perhaps at (seconds)")
     load.add_argument("--vocab-size", type=int, metavar="N", help="send random token ids below N instead of words")
     load.add_argument("--ignore-eos", action="store_true", help="answers of full length, where the server knows this")
-    load.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
-    load.add_argument("--warm-up", type=int, default=2, metavar="N", help="requests before, not counted (default: 2)")
+    load.add_argument("--seed", type=int, default=0, metavar="N",
+                      help="of lengths and arrivals (default: 0)")  # fmt: skip
+    load.add_argument("--same-prompts", action="store_true",
+                      help="prompts by the seed, too; without it each run has its own, since "
+                           "a server's prefix cache knows those of the run before")  # fmt: skip
+    load.add_argument("--warm-up", type=int, default=2, metavar="N",
+                      help="requests before, not counted, with prompts of their own "
+                           "(default: 2)")  # fmt: skip
 
     out = serve.add_argument_group("result")
     for name, what in (("ttft", "to the first token"), ("tpot", "a token after it"), ("e2e", "in all")):
@@ -49,6 +56,7 @@ def run_serve(args) -> int:
     from nanoengine.bench import serve
     from nanoengine.bench.load import id_prompt, text_prompt
     from nanoengine.bench.serve_client import Target
+    from nanoengine.bench.serve_metrics import between, read_cache
 
     load = _load(args)
     _check(args)
@@ -62,18 +70,28 @@ def run_serve(args) -> int:
     target = Target(args.url, model, args.chat, {"ignore_eos": True} if args.ignore_eos else {},
                     args.limit_name)  # fmt: skip
 
-    def prompt(number: int):
-        if args.vocab_size is not None:
-            return id_prompt(load.input_lens[number], number, args.vocab_size, args.seed)
-        return text_prompt(load.input_lens[number], number, args.seed)
+    # a prefix cache shall know nothing of what is measured, from the warm-up or a run before
+    run = f"{args.seed}" if args.same_prompts else f"{args.seed} {secrets.token_hex(8)}"
+
+    def prompts(part: str):
+        def prompt(number: int):
+            if args.vocab_size is not None:
+                return id_prompt(load.input_lens[number], number, args.vocab_size, f"{run} {part}")
+            return text_prompt(load.input_lens[number], number, f"{run} {part}")
+
+        return prompt
 
     concurrency = args.concurrency or (8 if load.due is None else None)
     options = dict(headers=headers, timeout_s=args.timeout, seed=args.seed)
     if args.warm_up > 0:
         warm = dataclasses.replace(load, input_lens=load.input_lens[: args.warm_up],
                                    output_lens=load.output_lens[: args.warm_up], due=None)  # fmt: skip
-        serve.measure(target, warm, prompt, concurrency=1, **options)
-    result = serve.measure(target, load, prompt, slo=slo, concurrency=concurrency, **options)
+        serve.measure(target, warm, prompts("warm-up"), concurrency=1, **options)
+    before = read_cache(args.url, headers)
+    options |= {"slo": slo, "concurrency": concurrency}
+    result = serve.measure(target, load, prompts("measured"), **options)
+    result["prefix_cache"] = between(before, read_cache(args.url, headers))
+    result["same_prompts"] = args.same_prompts
     print(serve.show(result), flush=True)
     _write(args, result)
     return 0

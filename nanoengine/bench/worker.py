@@ -56,7 +56,7 @@ ENGINES = {"ours": Ours, "hf": HuggingFace}
 
 
 def main(name: str, model: str, threads: str) -> None:
-    replies = os.fdopen(os.dup(1), "w")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print must not get between the replies
     import torch
 

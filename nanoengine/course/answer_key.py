@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html as escape_html
 from collections.abc import Iterator
 
 from nanoengine.course.checks import exercises_of
@@ -10,6 +9,7 @@ from nanoengine.course.record import Record, course_root
 from nanoengine.course.source import find_sources, read_source
 from nanoengine.course.text import html, inline
 from nanoengine.course.typography import printed
+from nanoengine.markup import escape
 
 _TEXT = printed(
     {
@@ -111,4 +111,4 @@ def _exercises(lesson: str, lang: str, text: dict[str, str]) -> Iterator[str]:
 
 
 def _quote(text: str) -> str:
-    return escape_html.escape(text)
+    return escape(text)

@@ -9,11 +9,11 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from html import escape
 
 from nanoengine.course.corpus import Entry, entries, language, newest, terms, words
 from nanoengine.course.phrases import say
 from nanoengine.course.text import inline
+from nanoengine.markup import escape
 
 # An entry must hold this share of what the question asks for, by weight of its terms (a rare term weighs more, one
 # that the course never uses weighs most). Measured on the questions in tests/course/test_ask.py: of those that the

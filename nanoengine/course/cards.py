@@ -52,7 +52,7 @@ class Cards(Form):
         """Grade the card on show, 1 to 4; returns when it comes again and whether that was saved, in words."""
         entry = self.schedule.review(self.card.key, grade)
         saved = remember("cards", self.card.key, entry, self.lang)
-        ahead = datetime.fromisoformat(entry["due"]) - datetime.now(UTC)
+        ahead = self.schedule.due(self.card.key) - datetime.now(UTC)
         return f"{say('due_in', self.lang, time=span(ahead, self.lang))} {saved}"
 
     # the still form

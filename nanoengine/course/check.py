@@ -21,6 +21,7 @@ from nanoengine.course.lesson import current_lang
 from nanoengine.course.typography import printed, said
 from nanoengine.course.watch import own_line, uses
 from nanoengine.course.wrap import columns, wrap
+from nanoengine.shown import counted
 
 LINE = 96  # columns of a message
 SHRINK_SECONDS = 2.0
@@ -29,7 +30,7 @@ WATCHED_CASES = 3  # the first ones run under a profile hook, which sees what th
 _TEXT = printed(
     {
         "en": {
-            "passed": "✓ {id} passed ({n} cases)",
+            "passed": "✓ {id} passed ({n})",
             "stub": "{id}: not written yet. Write {name}() in the cell above; hint({id!r}) helps.",
             "missing": "{id}: there is no {name} here. Run the cell that defines it first.",
             "imported": "{id}: {name} is, or calls, {what}. That is the package's own answer: write it yourself.",
@@ -90,6 +91,8 @@ class Result:
 def check(exercise_id: str, namespace: dict[str, Any], *, seed: int = 0) -> None:
     """Check one answer, print one line if it is right, note the result in the progress file if there is one.
 
+    The verdict always comes. A second line says so where the progress file cannot be written or was damaged.
+
     Args:
         exercise_id: as ``"ex01a"``.
         namespace: the notebook's ``globals()``.
@@ -100,12 +103,13 @@ def check(exercise_id: str, namespace: dict[str, Any], *, seed: int = 0) -> None
         CheckFailed: the answer is missing, a stub, the package's own, or wrong.
     """
     result = examine(find_exercise(exercise_id), namespace, seed=seed)
-    progress.note_attempt(exercise_id, result.passed)
+    kept = progress.note_attempt(exercise_id, result.passed)
+    message = "\n".join(filter(None, (result.message, kept.said(current_lang()))))
     if result.passed:
-        print(result.message)
+        print(message)
         return
     kind = NotWritten if result.verdict == "stub" else CheckFailed
-    raise kind(result.message, result.verdict)
+    raise kind(message, result.verdict)
 
 
 def hint(exercise_id: str) -> None:
@@ -114,11 +118,16 @@ def hint(exercise_id: str) -> None:
 
 
 def hint_text(exercise_id: str, *, lang: str | None = None, path: Path | None = None) -> str:
-    """The next hint; ``path``: the progress file that counts them, the one in reach by default."""
+    """The next hint, and a line more where it could not be counted.
+
+    path: the progress file that counts them, the one in reach by default.
+    """
     exercise = find_exercise(exercise_id)
     lang, total = lang or current_lang(), len(exercise.hints)
-    index = progress.next_hint(exercise_id, path=path) % total
-    return _TEXT[lang]["hint"].format(i=index + 1, n=total, text=said(exercise.hints[index], lang))
+    kept = progress.next_hint(exercise_id, path=path)
+    index = kept.value % total
+    text = _TEXT[lang]["hint"].format(i=index + 1, n=total, text=said(exercise.hints[index], lang))
+    return "\n".join(filter(None, (text, kept.said(lang))))
 
 
 def examine(exercise: Exercise, namespace: dict[str, Any], *, seed: int = 0, lang: str | None = None) -> Result:
@@ -143,7 +152,8 @@ def examine(exercise: Exercise, namespace: dict[str, Any], *, seed: int = 0, lan
             case, failure = _shrink(exercise, answer, case, failure, lang)
             return Result("wrong", _message(exercise, case, failure, lang), tried + 1)
         tried += 1
-    return Result("passed", text["passed"].format(n=tried, **names), tried)
+    number = counted(tried, "case") if lang == "en" else tried
+    return Result("passed", text["passed"].format(n=number, **names), tried)
 
 
 def _cases(exercise: Exercise, seed: int) -> Iterator[Any]:

@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -72,38 +73,50 @@ def _add_grade(commands) -> None:
 def run_start(args) -> int:
     from nanoengine.course.record import course_root
     from nanoengine.course.start import start
+    from nanoengine.shown import for_terminal
 
     work = _work(args)
     for copied in start(course_root(), work, args.lang):
         if not args.quiet or copied.outcome in ("new", "updated", "beside"):
-            print(copied)
+            print(for_terminal(copied))
     if not args.quiet:
-        print(f"Your folder is {work}; `nanoengine course next` says where to go on.")
+        print(f"Your folder is {for_terminal(work)}; `nanoengine course next` says where to go on.")
     return 0
 
 
 def run_status(args) -> int:
-    from nanoengine.course import progress
     from nanoengine.course.status import status_lines
+    from nanoengine.shown import for_terminal
 
     path = _progress(args)
-    print("\n".join(status_lines(progress.load(path))))
-    print(f"\n{path}" if path.exists() else "\nNothing is recorded yet: type `nanoengine course start`.")
+    print("\n".join(status_lines(_recovered(path))))
+    begun = os.path.exists(path)
+    print(f"\n{for_terminal(path)}" if begun else "\nNothing is recorded yet: type `nanoengine course start`.")
     return 0
 
 
-def run_next(args) -> int:
+def _recovered(path: Path) -> dict:
+    """The progress in ``path``; a damaged file is set aside, and named."""
     from nanoengine.course import progress
+
+    data, aside = progress.recover(path)
+    if aside is not None:
+        print(progress.Kept(False, path=path, aside=aside).said("en"))
+    return data
+
+
+def run_next(args) -> int:
     from nanoengine.course.start import StartError, notebook_of
     from nanoengine.course.status import next_exercise
+    from nanoengine.shown import for_terminal
 
-    exercise = next_exercise(progress.load(_progress(args)))
+    exercise = next_exercise(_recovered(_progress(args)))
     if exercise is None:
         print("Every exercise is passed. `nanoengine course interview` asks you about them.")
         return 0
     print(f"{exercise.id}: {exercise.title['en']} · {exercise.title['zh']}")
     try:
-        print(f"open {notebook_of(_work(args), exercise.id)}")
+        print(f"open {for_terminal(notebook_of(_work(args), exercise.id))}")
     except StartError as error:
         print(error)
     return 0
@@ -114,61 +127,75 @@ def run_check(args) -> int:
     from nanoengine.course.checks import find_exercise
     from nanoengine.course.grade import Mark, grade_one
     from nanoengine.course.start import notebook_of
+    from nanoengine.shown import for_terminal
 
     exercise_id = find_exercise(args.exercise).id
     row = grade_one(notebook_of(_work(args), exercise_id), lang=args.lang)
     mark = row.marks.get(exercise_id, Mark("no result"))
-    _record_attempt(progress, _progress(args), exercise_id, mark.verdict == "passed")
     print(mark.message or f"{exercise_id}: {mark.verdict}")
     for note in row.notes if mark.verdict != "passed" else ():
-        print(f"({note})")
+        print(f"({for_terminal(note)})")
+    path = _progress(args)
+    if os.path.lexists(path):
+        kept = progress.note_attempt(exercise_id, mark.verdict == "passed", path=path)
+        if kept.said(args.lang):
+            print(kept.said(args.lang))
     return 0 if mark.verdict == "passed" else 1
-
-
-def _record_attempt(progress, path: Path, exercise_id: str, passed: bool) -> None:
-    if path.exists():
-        progress.note_attempt(exercise_id, passed, path=path)
 
 
 def run_hint(args) -> int:
     from nanoengine.course.check import hint_text
 
     path = _progress(args)
-    print(hint_text(args.exercise, lang=args.lang, path=path if path.exists() else None))
+    print(hint_text(args.exercise, lang=args.lang, path=path if os.path.lexists(path) else None))
     return 0
 
 
 def run_reset(args) -> int:
     from nanoengine.course.record import course_root
     from nanoengine.course.start import reset
+    from nanoengine.shown import for_terminal, visible
 
     done, kept = reset(course_root(), _work(args), args.name)
     if not done:
-        print(f"{args.name}: the notebooks are as they were handed out; only its progress was taken back")
+        print(f"{visible(args.name)}: the notebooks are as they were handed out; only its progress was taken back")
     for path, copy in zip(done, kept, strict=True):
-        print(f"{path}: put back; what you had is {copy.name}")
+        print(f"{for_terminal(path)}: put back; what you had is {for_terminal(copy.name)}")
     return 0
 
 
 def run_export(args) -> int:
     from nanoengine.course import progress
+    from nanoengine.course.files import check_writable
+    from nanoengine.shown import counted, for_terminal, quoted
 
+    check_writable(args.file)
     if args.what == "anki":
         from nanoengine.course.deck import export_anki
 
-        print(f"{args.file}: {export_anki(args.file, lang=args.lang)} cards")
+        print(f"{for_terminal(args.file)}: {counted(export_anki(args.file, lang=args.lang), 'card')}")
     else:
         progress.save(args.file, progress.load(_existing(_progress(args))))
-        print(f"{args.file}: take it to the other machine and type `nanoengine course merge {args.file.name}` there")
+        there = f"nanoengine course merge {for_terminal(quoted(args.file.name))}"
+        print(f"{for_terminal(args.file)}: take it to the other machine and type `{there}` there")
     return 0
 
 
 def run_merge(args) -> int:
     from nanoengine.course import progress
+    from nanoengine.shown import for_terminal
 
-    path = _progress(args)
-    progress.save(path, progress.merge(progress.load(path), progress.load(_existing(args.file))))
-    print(f"{path}: merged with {args.file}")
+    path, theirs = _progress(args), progress.load(_existing(args.file))
+
+    def take(data: dict) -> None:
+        data.update(progress.merge(data, theirs))
+
+    kept = progress.change(path, take)
+    if not kept.saved:
+        raise OSError(kept.said("en"))
+    if kept.aside is not None:
+        print(kept.said("en"))
+    print(f"{for_terminal(path)}: merged with {for_terminal(args.file)}")
     return 0
 
 
@@ -180,23 +207,29 @@ def run_interview(args) -> int:
 
 
 def run_grade(args) -> int:
+    from nanoengine.course.files import check_writable
     from nanoengine.course.grade import grade
     from nanoengine.course.grade_report import write_reports
     from nanoengine.course.sandbox import Limits
+    from nanoengine.shown import counted, for_terminal
 
     if args.jobs < 1 or min(args.seconds, args.cell_seconds, args.memory) <= 0:
         raise ValueError("--jobs must be at least 1; --seconds, --cell-seconds and --memory must be above 0")
+    for path in (args.csv, args.html):  # said now, not when a class has been graded
+        check_writable(path)
     limits = Limits(args.seconds, args.cell_seconds, args.memory)
     start = time.perf_counter()
 
     def show(row) -> None:
         verdicts = ", ".join(f"{name} {mark.verdict}" for name, mark in row.marks.items()) or "; ".join(row.notes)
-        print(f"{row.path}: {row.num_passed}/{len(row.marks)} ({verdicts})", flush=True)
+        with suppress(OSError):  # nobody reads along any more, as in `| head`: the reports are written all the same
+            print(for_terminal(f"{row.name}: {row.num_passed}/{len(row.marks)} ({verdicts})"), flush=True)
 
     rows = grade(args.paths, seed=args.seed, lang=args.lang, limits=limits, jobs=args.jobs, on_row=show)
     seconds = time.perf_counter() - start
     write_reports(rows, args.csv, args.html, lang=args.lang, seed=args.seed, seconds=seconds)
-    print(f"{len(rows)} submissions in {seconds:.1f} s: {args.csv}, {args.html}")
+    where = f"{for_terminal(args.csv)}, {for_terminal(args.html)}"
+    print(f"{counted(len(rows), 'submission')} in {seconds:.1f} s: {where}")
     if args.seed == 0:
         print("The random cases were those that learners see; --seed N takes others.", file=sys.stderr)
     return 0
@@ -221,6 +254,8 @@ def _progress(args) -> Path:
 
 
 def _existing(path: Path) -> Path:
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist")
+    from nanoengine.shown import for_terminal
+
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{for_terminal(path)} does not exist")
     return path

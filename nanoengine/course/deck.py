@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from nanoengine.course import progress
+from nanoengine.course.due import is_due, local, utc
+from nanoengine.course.merge import moment
 from nanoengine.course.phrases import say
 from nanoengine.course.record import Card, Record, load_all
 from nanoengine.course.text import html, inline
@@ -20,7 +23,11 @@ FIELDS = ("Question", "Short", "Long", "FollowUps", "Stop", "Lesson")
 
 
 class Schedule:
-    """The due time of each card, by ``Card.key``. Kept in the progress file, or in this object where there is none."""
+    """The due time of each card, by ``Card.key``. Kept in the progress file, or in this object where there is none.
+
+    ``nanoengine.course.due`` says when a card counts as due. ``now`` may stand in any time zone;
+    without one it is local time.
+    """
 
     def __init__(self) -> None:
         import fsrs
@@ -29,38 +36,55 @@ class Schedule:
         self._fsrs = fsrs
         self._scheduler = fsrs.Scheduler(enable_fuzzing=False)
         path = progress.find()
-        self._entries: dict[str, dict] = dict(progress.load(path)["cards"]) if path else {}
+        try:
+            self._entries: dict[str, dict] = dict(progress.load(path)["cards"]) if path else {}
+        except progress.ProgressError:  # the cards are asked all the same; the first grade says what is wrong
+            self._entries = {}
 
     def due(self, key: str) -> datetime | None:
-        """When the card is due; None for one that was never graded."""
+        """The instant from which the card is due, in UTC; None for one that was never graded."""
         entry = self._entries.get(key)
-        return datetime.fromisoformat(entry["due"]) if entry else None
+        return moment(entry.get("due")) if entry else None
 
     def review(self, key: str, grade: int, now: datetime | None = None) -> dict:
         """Grade a card: 1 again, 2 hard, 3 good, 4 easy. Returns what the progress file must hold for it."""
-        entry = self._entries.get(key)
-        kept = {name: entry[name] for name in _CARD_FIELDS} if entry else None
-        card = self._fsrs.Card.from_dict(kept) if kept else self._fsrs.Card(card_id=_number(key))
-        card, _ = self._scheduler.review_card(card, self._fsrs.Rating(grade), now or datetime.now(UTC))
-        reviews = (entry or {}).get("reviews", 0) + 1
+        before, when = self._entries.get(key) or {}, utc(now)
+        card, _ = self._scheduler.review_card(self._card(key, before), self._fsrs.Rating(grade), when)
+        reviews = progress.count(before, "reviews") + 1
         self._entries[key] = {**card.to_dict(), "reviews": reviews, "grade": grade}
         return self._entries[key]
 
+    def _card(self, key: str, entry: dict) -> Any:
+        """The card as it was kept; a new one where an older version kept too little of it."""
+        kept = {name: entry.get(name) for name in _CARD_FIELDS} | {"card_id": _number(key)}
+        due, last = moment(kept["due"]), moment(kept["last_review"])
+        if due is None:
+            return self._fsrs.Card(card_id=kept["card_id"])
+        kept |= {"due": due.isoformat(), "last_review": last.isoformat() if last else None}
+        try:
+            card = self._fsrs.Card.from_dict(kept)
+        except (TypeError, ValueError):
+            return self._fsrs.Card(card_id=kept["card_id"])
+        learned = card.stability is not None and card.difficulty is not None and card.last_review is not None
+        whole = learned and (card.step is not None or card.state == self._fsrs.State.Review)
+        return card if whole else self._fsrs.Card(card_id=kept["card_id"])
+
     def order(self, cards: Iterable[Card], now: datetime | None = None) -> list[Card]:
         """What to ask now: due cards, longest overdue first, then new ones, then those not due yet."""
-        now = now or datetime.now(UTC)
+        now = local(now)
 
         def rank(card: Card) -> tuple[int, float]:
-            due = self.due(card.key)
-            if due is None:
+            if card.key not in self._entries:
                 return (1, 0.0)
-            return (0 if due <= now else 2, due.timestamp())
+            due = self.due(card.key)
+            return (0 if self.is_due(card, now) else 2, due.timestamp() if due else 0.0)
 
         return sorted(cards, key=rank)
 
     def is_due(self, card: Card, now: datetime | None = None) -> bool:
-        due = self.due(card.key)
-        return due is None or due <= (now or datetime.now(UTC))
+        """True for a card that is due or was never graded."""
+        entry = self._entries.get(card.key)
+        return entry is None or is_due(entry, now)
 
 
 _CARD_FIELDS = ("card_id", "state", "step", "stability", "difficulty", "due", "last_review")

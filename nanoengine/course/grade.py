@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from nanoengine.course.checks import find_exercise
+from nanoengine.course.checks import all_exercises, find_exercise
 from nanoengine.course.sandbox import Ended, Limits, no_survivors, run_child
+from nanoengine.shown import visible
 
 CHILD = "nanoengine.course.grade_child"
+VERDICTS = ("passed", "wrong", "stub", "missing", "imported", "no result")
 
 
 @dataclass(frozen=True)
 class Mark:
-    """verdict: "passed", "wrong", "stub", "missing", "imported" or "no result"; only the first counts."""
+    """verdict: one of ``VERDICTS``; only the first counts."""
 
     verdict: str
     message: str = ""
@@ -37,6 +40,11 @@ class Row:
     seconds: float = 0.0
 
     @property
+    def name(self) -> str:
+        """The path as it can be printed: the name of a file may be any bytes."""
+        return visible(self.path)
+
+    @property
     def num_passed(self) -> int:
         return sum(mark.verdict == "passed" for mark in self.marks.values())
 
@@ -44,18 +52,29 @@ class Row:
 def find_submissions(paths: Iterable[Path]) -> list[Path]:
     """Files as they are given, and of each folder all notebooks below it, in order.
 
+    What an archive or an editor leaves beside a notebook is none: ``__MACOSX``, ``._name.ipynb``, checkpoints.
+
     Raises:
         FileNotFoundError: a path does not exist, or no notebook was found at all.
     """
+    paths = list(paths)
     found: list[Path] = []
     for path in paths:
-        if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist")
-        inside = path.rglob("*.ipynb") if path.is_dir() else [path]
-        found += sorted(p for p in inside if ".ipynb_checkpoints" not in p.parts)
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"{visible(path)} does not exist")
+        found += sorted(_inside(path) if os.path.isdir(path) else [path])
+    found = [path for path in found if not path.name.startswith("._") and not _LEFTOVERS.intersection(path.parts)]
     if not found:
-        raise FileNotFoundError(f"no notebook (*.ipynb) in {', '.join(map(str, paths))}")
+        raise FileNotFoundError(f"no notebook (*.ipynb) in {', '.join(map(visible, paths))}")
     return list(dict.fromkeys(found))
+
+
+_LEFTOVERS = {".ipynb_checkpoints", "__MACOSX"}
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    for place, _, names in os.walk(folder):
+        yield from (Path(place, name) for name in names if name.lower().endswith(".ipynb"))
 
 
 def grade(
@@ -89,38 +108,40 @@ def grade(
 def grade_one(path: Path, *, seed: int = 0, lang: str = "en", limits: Limits = Limits()) -> Row:  # noqa: B008
     """Run one submission and read what its process reported."""
     nonce = secrets.token_hex(16)
-    job = dict(path=str(path.resolve()), seed=seed, lang=lang, limits=asdict(limits), nonce=nonce)
+    # Bytes: the child's locale may read the same name as other characters.
+    job = dict(path=os.fsencode(os.path.abspath(path)).hex(), seed=seed, lang=lang, limits=asdict(limits), nonce=nonce)
     row = Row(path)
     try:
         ended = run_child(CHILD, json.dumps(job).encode(), limits)
-    except OSError as error:  # no process, no memory: the row is written all the same
-        row.notes.append(f"could not be run: {error}")
-        return row
-    row.seconds = ended.seconds
-    _read_results(row, ended, nonce, limits)
+        row.seconds = ended.seconds
+        _read_results(row, ended, nonce, limits)
+    except Exception as error:  # no process, no memory, a fault of ours: one submission never takes the class with it
+        row.notes.append(f"could not be graded: {type(error).__name__}: {error}")
     return row
 
 
 def _read_results(row: Row, ended: Ended, nonce: str, limits: Limits) -> None:
     at, finished = "before the first cell", False
+    known = {exercise.id for exercise in all_exercises()}
     for line in ended.results.splitlines():
         try:
             facts = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if not isinstance(facts, dict) or facts.get("nonce") != nonce:
             continue
         match facts:
-            case {"exercises": ids}:
-                row.marks = {exercise_id: Mark("no result") for exercise_id in ids}
-            case {"exercise": exercise_id, "verdict": verdict, "message": message}:
-                row.marks[exercise_id] = Mark(verdict, message)
-            case {"note": text} | {"unreadable": text}:
+            case {"exercises": list(ids)}:
+                row.marks = {exercise_id: Mark("no result") for exercise_id in ids if exercise_id in known}
+            case {"exercise": str(exercise_id), "verdict": str(verdict), "message": str(message)}:
+                if exercise_id in known:
+                    row.marks[exercise_id] = Mark(verdict if verdict in VERDICTS else "no result", message)
+            case {"note": str(text)} | {"unreadable": str(text)}:
                 row.notes.append(text)
                 finished = finished or "unreadable" in facts
-            case {"cell": index}:
+            case {"cell": int(index)}:
                 at = f"in cell {index}"
-            case {"checking": exercise_id}:
+            case {"checking": str(exercise_id)} if exercise_id in known:
                 at = f"in the check of {exercise_id}"
                 row.marks[exercise_id] = Mark("no result")
             case {"done": True}:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 import os
 import re
 from collections import Counter
 from pathlib import Path
 
+from nanoengine.course.files import write_whole
 from nanoengine.course.grade import Row, titles
 from nanoengine.course.typography import printed
+from nanoengine.markup import escape
+from nanoengine.shown import counted, visible
 
 # A sign beside the word, so that nothing hangs on colour alone.
 _SIGNS = {"passed": "✓", "wrong": "✗", "stub": "○", "missing": "–", "imported": "=", "no result": "✗"}
 _TEXT = printed({
     "en": {
         "title": "Grades",
-        "summary": "{n} submissions, seed {seed}, {seconds:.1f} s",
+        "summary": "{n}, seed {seed}, {seconds:.1f} s",
         "file": "file",
         "passed": "passed",
         "time": "time",
@@ -67,9 +69,12 @@ pre { background: var(--soft); padding: .7rem; font: 13px/1.45 ui-monospace, mon
 
 def names_of(rows: list[Row]) -> list[str]:
     """Each file as it is called below the folder that holds them all."""
-    paths = [row.path.resolve() for row in rows]
-    top = os.path.commonpath([path.parent for path in paths])
-    return [path.relative_to(top).as_posix() for path in paths]
+    paths = [Path(os.path.abspath(row.path)) for row in rows]  # links are not followed: they would lead out of it
+    try:
+        top = os.path.commonpath([path.parent for path in paths])
+    except ValueError:  # on two drives
+        return [row.name for row in rows]
+    return [visible(path.relative_to(top).as_posix()) for path in paths]
 
 
 def to_csv(rows: list[Row]) -> str:
@@ -86,14 +91,16 @@ def to_csv(rows: list[Row]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A spreadsheet takes a text that begins so for a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
+    """A text on one line, without what would end a row. A spreadsheet takes one that begins so for a formula."""
+    text = visible(text)
+    return f"'{text}" if text.lstrip().startswith(tuple("=+-@＝＋－＠")) else text
 
 
 def to_html(rows: list[Row], *, lang: str = "en", seed: int = 0, seconds: float = 0.0) -> str:
     """One page: the table, what went wrong most often, and each submission's messages, folded."""
     text, names = _TEXT[lang], titles(rows, lang)
-    summary = text["summary"].format(n=len(rows), seed=seed, seconds=seconds)
+    number = counted(len(rows), "submission") if lang == "en" else len(rows)
+    summary = text["summary"].format(n=number, seed=seed, seconds=seconds)
     return (
         f'<!doctype html>\n<html lang="{"zh-CN" if lang == "zh" else "en"}"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width"><title>{text["title"]}</title>'
@@ -106,11 +113,11 @@ def to_html(rows: list[Row], *, lang: str = "en", seed: int = 0, seconds: float 
 
 
 def _table(rows: list[Row], names: dict[str, str], text: dict) -> str:
-    head = "".join(f"<th>{i}<br>{html.escape(name)}</th>" for i, name in names.items())
+    head = "".join(f"<th>{i}<br>{escape(name)}</th>" for i, name in names.items())
     body = "".join(
-        f"<tr><td>{_escape(name)}</td>{''.join(_mark(row, i, text) for i in names)}"
+        f"<tr><td>{escape(name)}</td>{''.join(_mark(row, i, text) for i in names)}"
         f'<td class="number">{row.num_passed} / {len(row.marks)}</td><td class="number">{row.seconds:.1f} s</td>'
-        f'<td class="notes">{"<br>".join(map(_escape, row.notes))}</td></tr>'
+        f'<td class="notes">{"<br>".join(escape(visible(note)) for note in row.notes)}</td></tr>'
         for name, row in zip(names_of(rows), rows, strict=True)
     )
     shares = "".join(f"<th>{_share(rows, i)}</th>" for i in names)
@@ -145,24 +152,26 @@ def _common(rows: list[Row], text: dict) -> str:
                 reasons[exercise_id, " ".join(reason.split())] += 1
     if not reasons:
         return f"<p>{text['nothing']}</p>"
-    items = "".join(f"<li><b>{n}×</b> {i}: {_escape(reason)}</li>" for (i, reason), n in reasons.most_common(8))
+    items = "".join(f"<li><b>{n}×</b> {i}: {escape(reason)}</li>" for (i, reason), n in reasons.most_common(8))
     return f"<ul>{items}</ul>"
 
 
 def _details(name: str, row: Row, text: dict) -> str:
-    parts = [f"<pre>{_escape(mark.message or f'{i}: ' + text['verdicts'][mark.verdict])}</pre>"
+    parts = [f"<pre>{escape(mark.message or f'{i}: ' + text['verdicts'][mark.verdict])}</pre>"
              for i, mark in row.marks.items()]  # fmt: skip
-    notes = "".join(f"<p>{_escape(note)}</p>" for note in row.notes)
-    head = f"{_escape(name)}: {row.num_passed} / {len(row.marks)}"
+    notes = "".join(f"<p>{escape(visible(note))}</p>" for note in row.notes)
+    head = f"{escape(name)}: {row.num_passed} / {len(row.marks)}"
     return f"<details><summary>{head}</summary>{notes}{''.join(parts)}</details>\n"
-
-
-def _escape(value: object) -> str:
-    return html.escape(str(value))
 
 
 def write_reports(
     rows: list[Row], csv_path: Path, html_path: Path, *, lang: str = "en", seed: int = 0, seconds: float = 0.0
 ) -> None:
-    csv_path.write_text(to_csv(rows), encoding="utf-8-sig")
-    html_path.write_text(to_html(rows, lang=lang, seed=seed, seconds=seconds), encoding="utf-8")
+    """Write both files. Older ones are replaced only when both reports are made.
+
+    Raises:
+        OSError: a file cannot be written; what it held before is still there.
+    """
+    table, page = to_csv(rows), to_html(rows, lang=lang, seed=seed, seconds=seconds)
+    write_whole(csv_path, table, encoding="utf-8-sig")
+    write_whole(html_path, page)

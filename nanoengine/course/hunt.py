@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
 from nanoengine.course.lesson import current_lang
@@ -11,6 +10,7 @@ from nanoengine.course.phrases import say
 from nanoengine.course.record import Record, Stop, load
 from nanoengine.course.show import ref, show
 from nanoengine.course.text import html
+from nanoengine.markup import escape
 
 
 def hunt(no: str, *, lang: str | None = None) -> Hunt:

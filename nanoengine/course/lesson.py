@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import nanoengine
 from nanoengine import language
 from nanoengine.course.typography import printed
+from nanoengine.shown import quoted
 
 LANGS = ("en", "zh")
 MIN_PYTHON = (3, 11)
@@ -116,7 +117,7 @@ def _check_packages(no: str, text: dict[str, str], with_torch: bool) -> None:
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         problem = text["missing"].format(no=no, names=", ".join(missing))
-        command = f'"{sys.executable}" -m pip install {" ".join(missing)}'
+        command = f"{quoted(sys.executable)} -m pip install {' '.join(missing)}"
         raise LessonNotReady(problem + "\n" + text["do"].format(command=command))
 
 

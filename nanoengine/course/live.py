@@ -11,6 +11,9 @@ from typing import Any
 
 from nanoengine.course import progress
 from nanoengine.course.phrases import say
+from nanoengine.viz.play import OneAtATime, play_button
+
+CLOCKS = OneAtATime()
 
 
 class Form:
@@ -63,10 +66,10 @@ class Form:
 
 def remember(section: str, key: str, entry: dict, lang: str) -> str:
     """Note a result in the progress file and say whether that worked: an error in a click is shown nowhere else."""
-    try:
-        return say("saved" if progress.note(section, key, entry) else "not_saved", lang)
-    except (progress.ProgressError, OSError) as error:
-        return say("save_failed", lang, why=error)
+    kept = progress.note(section, key, entry)
+    if kept.path is None:
+        return say("not_saved", lang)
+    return " ".join(filter(None, (say("saved", lang) if kept.saved else "", kept.said(lang))))
 
 
 def folded(summary: str, body: str) -> str:
@@ -100,7 +103,7 @@ def fill(view: Any, html: str) -> None:
 class Countdown:
     """A clock that runs in the page: it ticks while the kernel is busy, and keeps no thread.
 
-    Play counts seconds; its buttons start, halt and rewind the clock.
+    Play counts seconds; a button starts and halts it, and starts it anew at its end.
     """
 
     def __init__(self, w: Any, seconds: int, lang: str) -> None:
@@ -108,10 +111,11 @@ class Countdown:
         self.play = w.Play(value=0, min=0, max=seconds, step=1, interval=1000, show_repeat=False)
         self.bar = w.IntProgress(value=0, min=0, max=seconds, layout={"width": "180px"})
         w.jslink((self.play, "value"), (self.bar, "value"))
+        CLOCKS.add(self.play)  # the clock of a form whose cell is run again stops
         self.label = w.HTML()
         self.play.observe(self._tick, "value")
         self._tick()
-        self.widget = row(w, [self.play, self.bar, self.label])
+        self.widget = row(w, [play_button(w, self.play, lang), self.bar, self.label])
 
     def restart(self, seconds: int | None = None) -> None:
         """Back to the full time, and run."""

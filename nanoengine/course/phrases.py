@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nanoengine.course.text import Text
+from nanoengine.shown import counted
 
 PHRASES: dict[str, Text] = {
     "one": Text("(one answer)", "(单选)"),
@@ -18,7 +19,7 @@ PHRASES: dict[str, Text] = {
     "score": Text(
         "{right} of {done} right, {left} to go; {need} pass.", "答对 {right}/{done},还剩 {left} 题;{need} 题过关。"
     ),
-    "score_none": Text("{of} questions; {need} right pass.", "共 {of} 题,答对 {need} 题过关。"),
+    "score_none": Text("{of:question}; {need} right pass.", "共 {of} 题,答对 {need} 题过关。"),
     "passed": Text("{right} of {of} right: passed.", "答对 {right}/{of}:过关。"),
     "failed": Text(
         "{right} of {of} right, {need} pass. Read what the wrong ones point at, then try again.",
@@ -29,7 +30,6 @@ PHRASES: dict[str, Text] = {
         "Not saved: there is no progress file here. `make lab` makes one.",
         "没有保存:这里没有进度文件。用 `make lab` 打开就有了。",
     ),
-    "save_failed": Text("Not saved: {why}", "没有保存:{why}"),
     "enumerate": Text(", ", "、"),
     "label": Text("{name}: ", "{name}："),
     "level": Text("{name}.", "{name}："),
@@ -88,11 +88,11 @@ PHRASES: dict[str, Text] = {
     "kind_cited": Text("{engine} {version}", "{engine} {version}"),
     "kind_topic": Text("out of the course's scope", "课程范围之外"),
     "interview_intro": Text(
-        "{cards} questions, {minutes} minutes. Say each answer aloud: first 30 seconds, then on until you would stop.",
+        "{cards:question}, {minutes:minute}. Say each answer aloud: first 30 seconds, then on until you would stop.",
         "{minutes} 分钟,{cards} 道题。每题都出声回答:先讲 30 秒,再往下讲,讲到该打住为止。",
     ),
     "interview_few": Text(
-        "There are only {cards} cards so far: about {minutes} minutes.", "目前只有 {cards} 张卡,大约 {minutes} 分钟。"
+        "Only {cards:card} so far: about {minutes:minute}.", "目前只有 {cards} 张卡,大约 {minutes} 分钟。"
     ),
     "interview_begin": Text("Begin", "开始"),
     "interview_enter": Text("Press Enter when you have answered …", "答完按回车……"),
@@ -104,7 +104,7 @@ PHRASES: dict[str, Text] = {
     "interview_next": Text("Next", "下一题"),
     "interview_over": Text(" (over time)", "(超时)"),
     "interview_sum": Text(
-        "{cards} questions, {time}, mean grade {mean:.1f} of 4, {over} over time.",
+        "{cards:question}, {time}, mean grade {mean:.1f} of 4, {over} over time.",
         "{cards} 道题,{time},平均 {mean:.1f}/4,{over} 道超时。",
     ),
     "interview_rubric": Text("Rubric", "评分标准"),
@@ -136,6 +136,14 @@ INTERVIEW_RUBRIC: tuple[Text, ...] = (
 )
 
 
+class _Number(int):
+    """``{n:question}`` in a phrase: 1 question, 2 questions."""
+
+    def __format__(self, spec: str) -> str:
+        return counted(self, spec) if spec.isalpha() and len(spec) > 1 else format(int(self), spec)
+
+
 def say(key: str, lang: str, **values) -> str:
     """A phrase with its values filled in."""
-    return PHRASES[key][lang].format(**values)
+    numbers = {name: _Number(value) if type(value) is int else value for name, value in values.items()}
+    return PHRASES[key][lang].format(**numbers)

@@ -7,6 +7,10 @@
 
 Files of two machines are merged entry by entry: the later one counts, an exercise once passed stays passed. Nothing is
 recorded where no file is found, so that running the course's own notebooks leaves no trace.
+
+Each change is read, made and written under a lock, so that several kernels lose nothing. A file that cannot be written
+stops nobody: ``note``, ``note_attempt`` and ``next_hint`` do not raise for it, their result says so in a sentence. A
+damaged file is renamed, never deleted or overwritten.
 """
 
 from __future__ import annotations
@@ -15,19 +19,71 @@ import hashlib
 import json
 import os
 import re
-import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 1
+from nanoengine.course.files import locked, remove_unfinished, write_whole
+from nanoengine.course.merge import SCHEMA, count, merge
+from nanoengine.shown import reason, visible
+
+__all__ = ["SCHEMA", "Kept", "ProgressError", "change", "find", "load", "merge", "note", "note_attempt", "save"]
 NAME = "progress.json"
 SECTIONS = ("exercises", "quiz", "cards")
 _HEADER = re.compile(r'^# %% .*?\bid="([a-z0-9-]+)"', re.MULTILINE)
+# Not typeset by ``typography.printed``: a path stands in them.
+_TEXT = {
+    "en": {
+        "not_kept": "Progress is not kept. It would be in {path} ({why}).",
+        "elsewhere": "NANOENGINE_PROGRESS=FILE keeps it in another file.",
+        "aside": "{path} was damaged: it is now {aside}, and a new one was begun.",
+    },
+    "zh": {
+        "not_kept": "进度没有保存。本应写入 {path}（{why}）。",
+        "elsewhere": "设置 NANOENGINE_PROGRESS=文件 可以换个地方保存。",
+        "aside": "{path} 已损坏：原文件改名为 {aside}，另起了一份新的。",
+    },
+}
 
 
 class ProgressError(ValueError):
-    """The file cannot be read; the message names it and says what to do."""
+    """The file cannot be read; the message names it and says what to do. why: the same without the file."""
+
+    def __init__(self, path: Path, why: str):
+        super().__init__(f"{visible(path)} {why}")
+        self.why = why
+
+
+class Damaged(ProgressError):
+    """The file is ours by its name or place, and cannot be read as what we wrote."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What became of a change. saved: it is in the file. value: what the change returned.
+
+    failure: why it is not saved. aside: (the file, where its damaged form is now), if it was damaged.
+    """
+
+    saved: bool
+    value: Any = None
+    path: Path | None = None
+    failure: str = ""
+    aside: Path | None = None
+
+    def __bool__(self) -> bool:
+        return self.saved
+
+    def said(self, lang: str) -> str:
+        """What a reader must know, on one line; empty if all is well, or if there is no file to keep it in."""
+        text, parts = _TEXT[lang], []
+        if self.aside is not None:
+            parts.append(text["aside"].format(path=visible(self.path), aside=visible(self.aside.name)))
+        if self.failure:
+            parts += [text["not_kept"].format(path=visible(self.path), why=self.failure), text["elsewhere"]]
+        return ("" if lang == "zh" else " ").join(parts)
 
 
 def empty() -> dict[str, Any]:
@@ -39,20 +95,25 @@ def find(start: Path | None = None) -> Path | None:
     folder or above it; None if there is none."""
     named = os.environ.get("NANOENGINE_PROGRESS")
     if named:
-        return Path(named)
-    start = (start or Path.cwd()).resolve()
+        return Path(named).expanduser()
+    try:
+        start = (start or Path.cwd()).resolve()
+    except (OSError, RuntimeError):  # the folder was deleted, or a link leads in a circle
+        return None
     for folder in (start, *start.parents):
         for path in (folder / NAME, folder / "work" / NAME):
-            if path.is_file() and _is_ours(path):
+            if os.path.isfile(path) and _is_ours(path):  # no Path.is_file: it raises where a folder is locked
                 return path
     return None
 
 
 def _is_ours(path: Path) -> bool:
     """Other programs have a progress.json, too; a damaged one in a work folder is ours all the same."""
+    if os.path.exists(path.with_name(".course.json")):  # `course start` made this folder
+        return True
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError):
         return path.parent.name == "work"
     return isinstance(data, dict) and "exercises" in data
 
@@ -61,109 +122,136 @@ def load(path: Path) -> dict[str, Any]:
     """Read a file; an empty record where there is none.
 
     Raises:
-        ProgressError: the text is no JSON, no progress, or of a newer schema.
+        ProgressError: the file cannot be opened, its text is no JSON (``Damaged``) or no progress, or it is of a newer
+            schema.
     """
-    if not path.exists():
-        return empty()
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ProgressError(f"{path} is damaged ({error}): restore it, or delete it to start over") from None
+        data = json.loads(path.read_text(encoding="utf-8-sig"))  # an editor may have put a mark before it
+    except (FileNotFoundError, NotADirectoryError):
+        return empty()
+    except OSError as error:
+        raise ProgressError(path, f"cannot be read ({reason(error)})") from None
+    except (ValueError, RecursionError) as error:
+        raise Damaged(path, f"is damaged ({error}): restore it, or delete it to start over") from None
     if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
-        raise ProgressError(f"{path} is no progress file of this course")
+        raise Damaged(path, "is no progress file of this course")
     if data["schema"] > SCHEMA:
-        raise ProgressError(f"{path} was written by a newer nanoengine (schema {data['schema']}): update this one")
+        raise ProgressError(path, f"was written by a newer nanoengine (schema {data['schema']}): update this one")
     for section in SECTIONS:
         entries = data.setdefault(section, {})
         if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
-            raise ProgressError(f"{path} is damaged ({section} is not a table of entries): restore it, or delete it")
+            raise Damaged(path, f"is damaged ({section} is not a table of entries): restore it, or delete it")
     return data
+
+
+def recover(path: Path) -> tuple[dict[str, Any], Path | None]:
+    """``load``; but a damaged file is renamed, and an empty record takes its place.
+
+    Returns:
+        (the record, the damaged file's new place or None)
+
+    Raises:
+        ProgressError: as ``load``, for a damaged file if it has another name than ``NAME`` or cannot be renamed.
+    """
+    try:
+        return load(path), None
+    except Damaged as error:
+        if path.name != NAME:  # somebody's own file, named by mistake
+            raise
+        number = 1
+        while os.path.lexists(aside := path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")):
+            number += 1
+        try:
+            os.rename(path, aside)
+        except OSError as refused:
+            raise ProgressError(path, f"{error.why}; it could not be renamed ({reason(refused)})") from None
+        return empty(), aside
 
 
 def save(path: Path, data: dict[str, Any]) -> None:
     """Write the whole file or nothing: a full disk or a killed kernel leaves the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    write_whole(path, json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def change(path: Path | None, make: Callable[[dict[str, Any]], Any]) -> Kept:
+    """Read, change and write the file in one go, while no other kernel does. ``make`` changes the record in place.
+
+    Raises nothing for a file that cannot be read or written: ``make`` then works on an empty record, for what it
+    returns.
+    """
+    if path is None:
+        return Kept(False, make(empty()))
+    aside = None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1, sort_keys=True, ensure_ascii=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        with locked(path):
+            data, aside = recover(path)
+            value = make(data)
+            remove_unfinished(path)
+            save(path, data)
+    except ProgressError as error:
+        return Kept(False, _alone(path, make), path, error.why, aside)
+    except OSError as error:
+        return Kept(False, _alone(path, make), path, reason(error), aside)
+    return Kept(True, value, path, aside=aside)
 
 
-def merge(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
-    """Both files as one; the order does not matter, and merging again changes nothing."""
-    merged = {**left, **right, "schema": SCHEMA}
-    for section in {k for data in (left, right) for k, value in data.items() if isinstance(value, dict)}:
-        a, b = left.get(section, {}), right.get(section, {})
-        join = _join_exercise if section == "exercises" else _later
-        merged[section] = {key: join(a[key], b[key]) if key in a and key in b else a.get(key, b.get(key))
-                           for key in sorted(a.keys() | b.keys())}  # fmt: skip
-    return merged
+def _alone(path: Path, make: Callable[[dict[str, Any]], Any]) -> Any:
+    """What ``make`` returns for the record as it can be read."""
+    try:
+        return make(load(path))
+    except ProgressError:
+        return make(empty())
 
 
-def _later(a: dict, b: dict) -> dict:
-    return max(a, b, key=lambda entry: (str(entry.get("at", "")), json.dumps(entry, sort_keys=True)))
+def note(section: str, key: str, entry: dict[str, Any], *, path: Path | None = None) -> Kept:
+    """Replace one entry and stamp it with the time; nothing is written where there is no file."""
+
+    def make(data: dict[str, Any]) -> None:
+        if not isinstance(data.setdefault(section, {}), dict):
+            data[section] = {}
+        data[section][key] = {**entry, "at": now()}
+
+    return change(path or find(), make)
 
 
-def _join_exercise(a: dict, b: dict) -> dict:
-    joined = dict(_later(a, b))
-    passed = [entry for entry in (a, b) if entry.get("passed_at")]
-    if passed:  # the newest pass: it belongs to the newest form of the exercise
-        best = max(passed, key=lambda entry: (entry["passed_at"], str(entry.get("source"))))
-        joined |= {"passed_at": best["passed_at"], "source": best.get("source")}
-    for name in ("attempts", "hints"):
-        joined[name] = max(a.get(name, 0), b.get(name, 0))
-    return joined
-
-
-def note(section: str, key: str, entry: dict[str, Any], *, path: Path | None = None) -> bool:
-    """Replace one entry and stamp it with the time; False, and nothing written, where there is no file."""
-    path = path or find()
-    if path is None:
-        return False
-    data = load(path)
-    data.setdefault(section, {})[key] = {**entry, "at": now()}
-    save(path, data)
-    return True
-
-
-def note_attempt(exercise_id: str, passed: bool, *, path: Path | None = None) -> None:
+def note_attempt(exercise_id: str, passed: bool, *, path: Path | None = None) -> Kept:
     """Count an attempt at an exercise, and a pass with the form of the exercise that was passed."""
-    path = path or find()
-    if path is None:
-        return
-    entry = _exercise(load(path), exercise_id)
-    entry["attempts"] += 1
-    if passed:
-        entry |= {"passed_at": now(), "source": source_hash(exercise_id)}
-    note("exercises", exercise_id, entry, path=path)
+    source = source_hash(exercise_id) if passed else None
+
+    def make(data: dict[str, Any]) -> None:
+        entry = _exercise(data, exercise_id)
+        entry["attempts"] += 1
+        if passed:
+            entry |= {"passed_at": now(), "source": source}
+        data["exercises"][exercise_id] = {**entry, "at": now()}
+
+    return change(path or find(), make)
 
 
-# Hints of learners without a progress file: counted as long as the kernel lives.
+# Hints of learners without a progress file, or with one that cannot be written: counted as long as the kernel lives.
 _hints_shown: dict[str, int] = {}
 
 
-def next_hint(exercise_id: str, *, path: Path | None = None) -> int:
-    """How many hints of this exercise were given before; counts this one."""
-    path = path or find()
-    if path is None:
-        _hints_shown[exercise_id] = _hints_shown.get(exercise_id, 0) + 1
-        return _hints_shown[exercise_id] - 1
-    entry = _exercise(load(path), exercise_id)
-    entry["hints"] += 1
-    note("exercises", exercise_id, entry, path=path)
-    return entry["hints"] - 1
+def next_hint(exercise_id: str, *, path: Path | None = None) -> Kept:
+    """Its ``value``: how many hints of this exercise were given before. Counts this one."""
+
+    def make(data: dict[str, Any]) -> int:
+        entry = _exercise(data, exercise_id)
+        given = max(entry["hints"], _hints_shown.get(exercise_id, 0))
+        entry["hints"] = given + 1
+        data["exercises"][exercise_id] = {**entry, "at": now()}
+        return given
+
+    kept = change(path or find(), make)
+    if not kept.saved:
+        _hints_shown[exercise_id] = kept.value + 1
+    return kept
 
 
 def _exercise(data: dict[str, Any], exercise_id: str) -> dict[str, Any]:
-    blank = {"at": None, "passed_at": None, "source": None, "attempts": 0, "hints": 0}
-    return {**blank, **data["exercises"].get(exercise_id, {})}
+    found = data["exercises"].get(exercise_id, {})
+    blank = {"at": None, "passed_at": None, "source": None}
+    return {**blank, **found, "attempts": count(found, "attempts"), "hints": count(found, "hints")}
 
 
 def state(data: dict[str, Any], exercise_id: str) -> str:
@@ -187,7 +275,10 @@ def source_hash(exercise_id: str) -> str | None:
         return None
     if not sources:
         return None
-    text = sources[0].read_text(encoding="utf-8")
+    try:
+        text = sources[0].read_text(encoding="utf-8")
+    except OSError:
+        return None
     starts = [(match.start(), match[1]) for match in _HEADER.finditer(text)]
     ends = [start for start, _ in starts[1:]] + [len(text)]
     parts = [text[a:b].split("\n# --- solution", 1)[0].strip() for (a, name), b in zip(starts, ends, strict=True)

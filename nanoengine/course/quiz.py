@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
 from nanoengine.course.lesson import current_lang
@@ -11,6 +10,7 @@ from nanoengine.course.phrases import say
 from nanoengine.course.pointers import describe
 from nanoengine.course.record import PASS_MARK, Question, Record, load
 from nanoengine.course.text import inline
+from nanoengine.markup import escape
 
 LETTERS = "ABCDE"
 _RIGHT, _WRONG = "#3d8440", "#b8600b"  # legible on light and dark, as the colours of show

@@ -12,11 +12,11 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import nanoengine
+from nanoengine.markup import escape
 
 PACKAGE_ROOT = Path(nanoengine.__file__).parents[1]
 # Each colour is about as far from white as from black, so that the code reads well on light and dark pages.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import html
 import re
 import sys
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from nanoengine.course.record import PlanItem, Record, record_paths
 from nanoengine.course.record import load as load_record
 from nanoengine.course.reveal import Reveal, RevealMissing, load_reveal
 from nanoengine.course.source import LANGS, SourceError, find_sources, read_source
+from nanoengine.markup import escape
 
 MAX_LINES = 12  # of code or printed output on a slide; the notebook has the rest
 ROOM = 21  # lines that a slide holds; what is more goes on a slide below
@@ -117,11 +117,11 @@ def _parts(cell: NotebookNode, lang: str) -> Iterator[tuple[str, int]]:
         if "text/html" in data:
             yield from _html_parts(data["text/html"])
         elif "image/png" in data:
-            alt = html.escape(data.get("text/plain", ""))
+            alt = escape(data.get("text/plain", ""))
             yield f'<img alt="{alt}" src="data:image/png;base64,{data["image/png"].strip()}">', _PICTURE_LINES
         elif text or data.get("text/plain"):
             shown, more = _excerpt(text or data["text/plain"], lang)
-            yield f'<pre class="out">{html.escape(shown)}</pre>{more}', _count(shown)
+            yield f'<pre class="out">{escape(shown)}</pre>{more}', _count(shown)
 
 
 def _html_parts(markup: str) -> Iterator[tuple[str, int]]:
@@ -183,7 +183,7 @@ def to_page(notebook: NotebookNode, lang: str, record: Record | None, reveal: Re
     title = next((c.source.split("\n", 1)[0].lstrip("# ") for c in notebook.cells if c.cell_type == "markdown"), "")
     language = "zh-CN" if lang == "zh" else "en"
     return (
-        f'<!doctype html>\n<html lang="{language}"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
+        f'<!doctype html>\n<html lang="{language}"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
         f"<style>{reveal.css}</style><style>{_STYLE}</style></head>\n"
         f'<body><div class="reveal"><div class="slides">\n{inside}\n</div></div>\n<script>{reveal.script}</script>\n'
         "<script>Reveal.initialize({hash: true, width: 1280, height: 720, margin: 0.04, center: false, "
@@ -197,7 +197,7 @@ def _section(slide: Slide, plan: list[PlanItem], lang: str) -> str:
     for item in notes:
         plan.remove(item)
     words = "".join(
-        f"<p><b>{_MINUTES[lang].format(n=item.minutes)}</b> {html.escape(item.what[lang])}</p>" for item in notes
+        f"<p><b>{_MINUTES[lang].format(n=item.minutes)}</b> {escape(item.what[lang])}</p>" for item in notes
     )
     aside = f'<aside class="notes">{words}</aside>' if words else ""
     return f'<section data-cells="{" ".join(slide.ids)}">{"".join(slide.parts)}{aside}</section>\n'

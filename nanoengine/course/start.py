@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nanoengine.course import progress
+from nanoengine.course.files import write_whole
+from nanoengine.shown import reason, visible
 
 HANDED_OUT = ".course.json"
 # outcome of a copy -> what to say about it
@@ -50,7 +53,7 @@ def start(course: Path, work: Path, lang: str = "en") -> list[Copied]:
         work: the learner's folder; made if it is not there.
 
     Raises:
-        StartError: ``work`` is the course's own folder, or the course has no notebooks.
+        StartError: ``work`` is the course's own folder or cannot be written, or the course has no notebooks.
     """
     if work.resolve() in (course.resolve(), course.resolve() / "lessons", course.resolve() / "exercises"):
         raise StartError(f"{work} is the course itself: choose another folder, as in --work work")
@@ -58,15 +61,21 @@ def start(course: Path, work: Path, lang: str = "en") -> list[Copied]:
     sources = sorted(path for kind in ("lessons", "exercises") for path in (course / kind).glob(sub))
     if not sources:
         raise StartError(f"no notebooks in {course / 'lessons'}: run `make notebooks` first")
-    work.mkdir(parents=True, exist_ok=True)
-    record = _read_record(work)
-    copied = []
-    for source in sources:
-        name = source.relative_to(course).as_posix()
-        copied.append(_hand_out(source, work / name, record, name))
-    _write_record(work, record)
-    if not (work / progress.NAME).exists():
-        progress.save(work / progress.NAME, progress.empty())
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        record = _read_record(work)
+        copied = []
+        for source in sources:
+            name = source.relative_to(course).as_posix()
+            copied.append(_hand_out(source, work / name, record, name))
+        _write_record(work, record)
+        if not os.path.lexists(work / progress.NAME):
+            progress.save(work / progress.NAME, progress.empty())
+    except OSError as error:
+        raise StartError(
+            f"{visible(work)} cannot be written ({reason(error)}, {visible(error.filename)}): "
+            "name another folder, as in  nanoengine course start --work FOLDER"
+        ) from error
     return copied
 
 
@@ -146,7 +155,7 @@ def _keep_copy(path: Path) -> Path:
 
 def _reset_cell(source: Path, target: Path, cell_id: str) -> None:
     try:
-        notebook = json.loads(target.read_text(encoding="utf-8"))
+        notebook = json.loads(target.read_text(encoding="utf-8-sig"))
         (cell,) = [cell for cell in notebook["cells"] if cell.get("id") == cell_id]
         (fresh,) = [c for c in json.loads(source.read_text(encoding="utf-8"))["cells"] if c.get("id") == cell_id]
     except (ValueError, KeyError, TypeError):
@@ -155,14 +164,16 @@ def _reset_cell(source: Path, target: Path, cell_id: str) -> None:
             f"{target} has no cell {cell_id}: put the whole notebook back with `nanoengine course reset {lesson}`"
         ) from None
     cell |= {"source": fresh["source"], "outputs": [], "execution_count": None}
-    target.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(target, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
 
 
 def _forget(work: Path, prefix: str) -> None:
-    path = work / progress.NAME
-    data = progress.load(path)
-    data["exercises"] = {key: entry for key, entry in data["exercises"].items() if not key.startswith(prefix)}
-    progress.save(path, data)
+    def take_back(data: dict[str, Any]) -> None:
+        data["exercises"] = {key: entry for key, entry in data["exercises"].items() if not key.startswith(prefix)}
+
+    kept = progress.change(work / progress.NAME, take_back)
+    if not kept.saved:
+        raise StartError(f"the notebooks are put back, the progress is not: {kept.said('en')}")
 
 
 def notebook_of(work: Path, exercise_id: str) -> Path:
@@ -193,4 +204,4 @@ def _read_record(work: Path) -> dict[str, str]:
 
 def _write_record(work: Path, record: dict[str, str]) -> None:
     text = json.dumps({"schema": 1, "files": record}, indent=1, sort_keys=True)
-    (work / HANDED_OUT).write_text(text + "\n", encoding="utf-8")
+    write_whole(work / HANDED_OUT, text + "\n")

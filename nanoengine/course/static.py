@@ -11,6 +11,8 @@ import html
 import re
 from typing import Any
 
+from nanoengine.markup import escape
+
 _SVG = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
 _XMLNS = 'xmlns="http://www.w3.org/2000/svg"'
 
@@ -32,4 +34,4 @@ def svg_as_image(svg: str) -> str:
     if "xmlns=" not in svg[: svg.index(">")]:
         svg = svg.replace("<svg", f"<svg {_XMLNS}", 1)
     address = "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
-    return f'<img alt="{html.escape(alt)}" src="{address}">'
+    return f'<img alt="{escape(alt)}" src="{address}">'

@@ -7,6 +7,8 @@ from typing import Any
 from nanoengine.course import progress
 from nanoengine.course.checks import all_exercises
 from nanoengine.course.checks.exercise import Exercise
+from nanoengine.course.due import is_due
+from nanoengine.shown import counted
 
 _SIGNS = {"passed": "✓", "changed": "↻", "tried": "…", "open": "○"}
 
@@ -23,7 +25,7 @@ def status_lines(data: dict[str, Any]) -> list[str]:
         lines.append(f"  {_SIGNS[state]} {exercise.id}  {exercise.title['en']}: {_words(data, exercise.id, state)}")
     cards = data.get("cards", {})
     if cards:
-        due = sum(str(entry.get("due", "")) <= progress.now() for entry in cards.values())
+        due = sum(is_due(entry) for entry in cards.values())
         lines.append(f"Interview cards: {len(cards)} seen, {due} due")
     return lines
 
@@ -37,13 +39,12 @@ def _quiz(data: dict[str, Any], lesson: str) -> str:
 
 def _words(data: dict[str, Any], exercise_id: str, state: str) -> str:
     entry = data["exercises"].get(exercise_id, {})
-    tries = entry.get("attempts", 0)
-    attempts = f"{tries} attempt{'s' if tries != 1 else ''}"
+    attempts = counted(progress.count(entry, "attempts"), "attempt")
     match state:
         case "passed":
-            return f"passed {entry['passed_at'][:10]}, {attempts}"
+            return f"passed {str(entry['passed_at'])[:10]}, {attempts}"
         case "changed":
-            return f"changed since you passed ({entry['passed_at'][:10]}): look at it again"
+            return f"changed since you passed ({str(entry['passed_at'])[:10]}): look at it again"
         case "tried":
             return attempts
     return "open"

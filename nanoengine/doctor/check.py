@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
-import shlex
 import sys
 from dataclasses import dataclass
 
-PYTHON = shlex.quote(sys.executable or "python3")
+from nanoengine.shown import quoted
+
+PYTHON = quoted(sys.executable or "python3")
 # where a package is not called as it is imported
 DISTRIBUTIONS = {"yaml": "PyYAML", "IPython": "ipython", "prometheus_client": "prometheus-client"}
 
@@ -33,7 +34,7 @@ def pip_install(*packages: str, options: str = "") -> str:
     """The command that installs these import names, at the floors of this package."""
     floors = required() | required("serve")
     wanted = [DISTRIBUTIONS.get(name, name) for name in packages]
-    parts = [shlex.quote(f"{name}>={floors[name]}") if floors.get(name) else name for name in wanted]
+    parts = [quoted(f"{name}>={floors[name]}") if floors.get(name) else name for name in wanted]
     return " ".join([PYTHON, "-m pip install", *parts, *([options] if options else [])])
 
 

@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nanoengine.doctor.check import DISTRIBUTIONS, PYTHON, Check, is_older, pip_install, required, version_of
+from nanoengine.shown import quoted
 
 GENERATE_SECONDS = 45  # a first conversion takes ten; doctor as a whole stays under 60
 GENERATE = """
@@ -82,8 +82,8 @@ def generation() -> Check:
     if before.status != "ok":
         return Check("missing", "no model to try", before.fix)
     try:
-        result = subprocess.run([sys.executable, "-c", GENERATE], capture_output=True, text=True,
-                                stdin=subprocess.DEVNULL, timeout=GENERATE_SECONDS)  # fmt: skip
+        result = subprocess.run([sys.executable, "-c", GENERATE], capture_output=True, encoding="utf-8",
+                                errors="replace", stdin=subprocess.DEVNULL, timeout=GENERATE_SECONDS)  # fmt: skip
     except subprocess.TimeoutExpired:
         return Check("problem", f"no answer in {GENERATE_SECONDS} s", 'nanoengine generate "The capital of France is"')
     if result.returncode:
@@ -104,7 +104,7 @@ def tokenizer() -> Check:
     ids = loaded.encode(text)
     loaded.apply_chat_template([{"role": "user", "content": text}])
     if loaded.decode(ids) != text:
-        return Check("problem", f"{text!r} comes back as {loaded.decode(ids)!r}", f"rm -r {shlex.quote(str(folder))}")
+        return Check("problem", f"{text!r} comes back as {loaded.decode(ids)!r}", f"rm -r {quoted(folder)}")
     return Check("ok", f"{loaded.vocab_size} tokens, text and chat template come back whole")
 
 
@@ -124,8 +124,8 @@ def cache() -> Check:
 
 def index() -> Check:
     """Where packages and models would come from. Asks nobody: only the settings are read."""
-    pip = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True,
-                         stdin=subprocess.DEVNULL, timeout=20)  # fmt: skip
+    pip = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, encoding="utf-8",
+                         errors="replace", stdin=subprocess.DEVNULL, timeout=20)  # fmt: skip
     if pip.returncode:
         return Check("problem", "pip does not run here", f"{PYTHON} -m ensurepip")
     settings = dict(re.findall(r"^\S*?\.?([\w-]+)='(.*)'$", pip.stdout, re.MULTILINE))

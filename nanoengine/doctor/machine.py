@@ -86,7 +86,8 @@ def _nvidia_smi() -> str:
     command = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     if shutil.which(command[0]) is None:
         return ""
-    result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=10)
+    result = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace",
+                            stdin=subprocess.DEVNULL, timeout=10)  # fmt: skip
     return "; ".join(line.strip() for line in result.stdout.splitlines()) if result.returncode == 0 else ""
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nanoengine.engine.prompt_rows import PromptRows, prompt_rows
 from nanoengine.engine.sequence import Sequence
 
 
@@ -24,7 +25,8 @@ class Batch:
         between steps lies there.
     new_rows: bool [B]: True where this step is the first that uses the row.
     token_rows: int64 [T] or None if the host knows every input id: where >= 0, it is the last token
-        that was sampled in that request row, and the host has not seen it yet.
+        that was sampled in that request row (of several the first), and the host has not seen it yet.
+    prompt: the tokens that bring logprobs of the prompt; None if nobody asks for them.
     """
 
     seqs: list[Sequence]
@@ -39,6 +41,7 @@ class Batch:
     rows: np.ndarray
     new_rows: np.ndarray
     token_rows: np.ndarray | None = None
+    prompt: PromptRows | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -76,6 +79,8 @@ def build_batch(seqs: list[Sequence], block_size: int, new_rows: list[bool] | No
     ids, token_rows = _input_ids(seqs, starts, counts, one_each)
     totals = np.array([seq.num_tokens for seq in seqs], np.int64)
     sample_rows = np.flatnonzero(context_lens == totals)
+    # where every row has one token and samples, none lies before the last token of its prompt
+    is_plain_decode = one_each and len(sample_rows) == len(seqs)
     return Batch(
         seqs=seqs,
         input_ids=ids,
@@ -89,6 +94,7 @@ def build_batch(seqs: list[Sequence], block_size: int, new_rows: list[bool] | No
         rows=np.arange(len(seqs)) if new_rows is None else np.array([s.row for s in seqs], np.int64),
         new_rows=np.ones(len(seqs), bool) if new_rows is None else np.array(new_rows, bool),
         token_rows=token_rows,
+        prompt=None if is_plain_decode else prompt_rows(seqs, starts, counts),
     )
 
 

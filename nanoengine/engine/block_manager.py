@@ -40,7 +40,7 @@ class Content:
     content_id: int
     key: int
     parent_id: int
-    tokens: bytes
+    tokens: bytes  # 8 each; of a first block the sequence's cache_salt before them
     blocks: list[int]
 
 
@@ -89,8 +89,9 @@ class BlockManager:
         """Blocks that hold the longest cached prefix of ``seq``; changes nothing.
 
         At least one token is left to compute: logits come from computing a token, not from KV.
+        For the same reason a sequence that reports prompt_logprobs computes its whole prompt.
         """
-        if not self.enable_prefix_caching:
+        if not self.enable_prefix_caching or seq.params.prompt_logprobs is not None:
             return []
         found, parent = [], ROOT
         for i in range((len(seq.token_ids) - 1) // self.block_size):
@@ -160,13 +161,17 @@ class BlockManager:
     # the prefix cache
 
     def commit(self, seq: Sequence, num_written: int) -> None:
-        """Make the full blocks among the first ``num_written`` tokens findable: their KV is written."""
+        """Register the full blocks among the first ``num_written`` tokens: later lookups find them.
+
+        Their KV is written, or will be by the step that is being scheduled. A row of that same step
+        may share them already, as a runner stores all KV of a step before any row attends.
+        """
         if not self.enable_prefix_caching:
             return
         for i in range(seq.num_committed_blocks, min(num_written, len(seq.token_ids)) // self.block_size):
             seq.num_committed_blocks += 1
             if i and self._content_of[seq.block_table[i - 1]] is None:
-                continue  # the block before it was taken out of the cache: nobody could find this one
+                continue  # the block before it was taken out of the cache: nobody could find it
             key, tokens = self._key(seq, i)
             content = self._contents.get(key)
             if content is None or content.parent_id != seq.content_id or content.tokens != tokens:
@@ -187,9 +192,10 @@ class BlockManager:
         them keeps them: tables and ref counts stay. What ``seq``, or another sequence on the same
         prefix, commits after this is not made findable either. O(pool), if anything was cached.
         """
-        gone = {content.content_id for block in seq.block_table if (content := self._content_of[block]) is not None}
+        contents = [self._content_of[block] for block in seq.block_table]
+        gone = {content.content_id for content in contents if content is not None}
         if gone:
-            for content in list(self._contents.values()):  # in the order of their ids: parents before children
+            for content in list(self._contents.values()):  # by their ids: parents before children
                 if content.content_id in gone or content.parent_id in gone:
                     gone.add(content.content_id)
                     self._forget(content)
@@ -199,11 +205,17 @@ class BlockManager:
         return self._content_of[block] is not None
 
     def _key(self, seq: Sequence, index: int) -> tuple[int, bytes]:
-        """(chained hash, token bytes) of block ``index`` of the sequence's known tokens."""
+        """(chained hash, token bytes) of block ``index`` of the sequence's known tokens.
+
+        The salt of the cache is part of what the first block is known by: hashed, and compared. A
+        later block is found only after its parent, so two salts never share, whatever the hash.
+        """
         keys, size = seq.block_keys, self.block_size
         while len(keys) <= index:
             start = len(keys) * size
             tokens = array("q", seq.token_ids[start : start + size]).tobytes()
+            if not keys and seq.cache_salt is not None:  # all bytes before the last 8 a token are the salt: no two
+                tokens = seq.cache_salt.encode("utf-8", "surrogatepass") + tokens  # salts can mean the same
             keys.append((self._hash(keys[-1][0] if keys else ROOT, tokens), tokens))
         return keys[index]
 

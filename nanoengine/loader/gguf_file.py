@@ -1,11 +1,11 @@
-"""A GGUF file (Llama or Qwen3 family) as an ordinary Hugging Face model folder.
+"""A GGUF file (Llama, Qwen2 or Qwen3 family) as an ordinary Hugging Face model folder.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. What llama.cpp's converter
 did on the way in (conversion/llama.py and qwen.py there), and so what is undone here:
 
 * tensor names are shortened (``blk.0.attn_q`` for ``model.layers.0.self_attn.q_proj``);
 * for ``llama`` the rows of q and k are permuted, because llama.cpp rotates neighbouring pairs
-  where Hugging Face rotates halves; for ``qwen3`` they are not;
+  where Hugging Face rotates halves; for ``qwen2`` and ``qwen3`` they are not;
 * Llama 3's rope scaling is a tensor of divisors, ``rope_freqs.weight``, not a set of numbers.
 """
 
@@ -22,12 +22,13 @@ from safetensors import TensorSpec
 from tqdm.auto import tqdm
 
 from nanoengine.loader.checkpoint import INDEX_NAME
-from nanoengine.loader.gguf_metadata import KEPT_DTYPES, ROPE_FREQS, open_gguf, read_config
+from nanoengine.loader.gguf_metadata import KEPT_DTYPES, ROPE_FREQS, read_config
+from nanoengine.loader.gguf_reader import GgufModel, Tensor, can_dequantize, open_model
 from nanoengine.loader.gguf_tokenizer import end_token_ids, write_tokenizer
 from nanoengine.loader.weights import HEAD, expected_tensors
 from nanoengine.model.config import ARCHITECTURES, ModelConfig, config_from_dict
 
-CONVERTER_VERSION = 1  # part of the cache's key: raise it when the output changes
+CONVERTER_VERSION = 2  # part of the cache's key: raise it when the output changes
 SHARD_BYTES = 4 << 30  # bytes held in memory before a safetensors file is written
 _LAYER_NAMES = {
     "input_layernorm": "attn_norm",
@@ -52,11 +53,14 @@ _TOP_NAMES = {
 def convert_gguf(path: str | Path, out_folder: str | Path, *, progress: bool = True) -> Path:
     """Write config, weights and tokenizer of the GGUF file ``path`` into ``out_folder``; return it.
 
+    Of a model that was split into several files ``path`` is any one; the others must lie beside it.
+
     Quantised tensors are dequantised to float32, F16 and BF16 are kept as they are: no bit of what
     the file says is lost. progress: show a bar over the tensors.
 
     Errors: FileNotFoundError; ValueError naming the file and the tensor or key that is missing, cut
-    short, of the wrong shape or not supported. ``out_folder`` may then hold part of the result.
+    short, of the wrong shape or type or not supported; all tensors
+    are looked at before the first is written. ``out_folder`` may then hold part of the result.
     """
     path, out_folder = Path(path), Path(out_folder)
     try:
@@ -66,16 +70,16 @@ def convert_gguf(path: str | Path, out_folder: str | Path, *, progress: bool = T
 
 
 def _convert(path: Path, out_folder: Path, progress: bool) -> Path:
-    reader = open_gguf(path)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    raw = read_config(path, reader, tensors)
+    model = open_model(path)
+    path, reader = model.path, model.reader
+    raw = read_config(path, reader, {name: each.tensor for name, each in model.tensors.items()})
     config = config_from_dict(raw, source=str(path))
     wanted = {name: _gguf_name(name) for name in expected_tensors(config)}
-    _check(path, config, wanted, tensors)
+    _check(model, config, wanted)
     out_folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer(path, reader, out_folder)
     with tqdm(total=len(wanted), desc=f"converting {path.name}", unit="tensor", disable=not progress) as bar:
-        _write_weights(out_folder, config, {hf: tensors[name] for hf, name in wanted.items()}, bar)
+        _write_weights(out_folder, config, {hf: model.tensors[name].tensor for hf, name in wanted.items()}, bar)
     end_ids = end_token_ids(reader)
     raw["eos_token_id"] = end_ids[0] if len(end_ids) == 1 else end_ids
     _write_json(out_folder / "config.json", {k: v for k, v in raw.items() if v is not None})
@@ -92,17 +96,28 @@ def _gguf_name(name: str) -> str:
     return f"blk.{layer}.{_LAYER_NAMES[module]}.{kind}"
 
 
-def _check(path: Path, config: ModelConfig, wanted: dict[str, str], tensors: dict[str, gguf.ReaderTensor]) -> None:
+def _check(model: GgufModel, config: ModelConfig, wanted: dict[str, str]) -> None:
+    path, tensors = model.path, model.tensors
     missing = [name for name in wanted.values() if name not in tensors]
     if missing:
         raise ValueError(f"{path}: missing {len(missing)} tensor(s): {', '.join(missing[:4])}")
     extra = sorted(set(tensors) - set(wanted.values()) - {ROPE_FREQS})
     if extra:
-        raise ValueError(f"{path}: {len(extra)} unexpected tensor(s), not supported: {', '.join(extra[:4])}")
+        raise ValueError(
+            f"{tensors[extra[0]].file}: {len(extra)} unexpected tensor(s), not supported: {', '.join(extra[:4])}"
+        )
     for (hf, shape), name in zip(expected_tensors(config).items(), wanted.values(), strict=True):
-        have = tuple(int(d) for d in reversed(tensors[name].shape))
-        if have != shape:
-            raise ValueError(f"{path}: tensor {name} has shape {have}, the metadata asks for {shape} ({hf})")
+        _check_tensor(tensors[name], name, hf, shape)
+
+
+def _check_tensor(found: Tensor, name: str, hf: str, shape: tuple[int, ...]) -> None:
+    have, kind = tuple(int(d) for d in reversed(found.tensor.shape)), found.tensor.tensor_type
+    if have != shape:
+        raise ValueError(f"{found.file}: tensor {name} has shape {have}, the metadata asks for {shape} ({hf})")
+    if not can_dequantize(kind):
+        raise ValueError(
+            f"{found.file}: tensor {name} is of type {kind.name}, which cannot be read: take another quantisation"
+        )
 
 
 def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A GGUF file's header: opened with checks, and its metadata as a Hugging Face config."""
+"""A GGUF file's metadata as a Hugging Face config."""
 
 from __future__ import annotations
 
@@ -9,101 +9,59 @@ from typing import Any
 import gguf
 import numpy as np
 
+from nanoengine.loader.gguf_reader import field_value, metadata
 from nanoengine.model.config import ARCHITECTURES
+from nanoengine.model.fields import Fields
 
 KEPT_DTYPES = {gguf.GGMLQuantizationType.F16: "float16", gguf.GGMLQuantizationType.BF16: "bfloat16"}
 ROPE_FREQS = "rope_freqs.weight"
-
-
-class _Reader(gguf.GGUFReader):
-    """Names the tensor that a cut-short file has lost (the base class says 'cannot reshape')."""
-
-    def _build_tensors(self, start_offs: int, fields: list[gguf.ReaderField]) -> None:
-        for field in fields:
-            _, name, _, dims, kind, offset = field.parts
-            block, width = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(int(kind[0]))]
-            end = int(start_offs + int(offset[0]) + math.prod(int(d) for d in dims) // block * width)
-            if end > len(self.data):
-                text = f"tensor {bytes(name).decode()} ends at byte {end}, the file at byte {len(self.data)}"
-                raise ValueError(f"it is cut short: {text}")
-        super()._build_tensors(start_offs, fields)
-
-
-def open_gguf(path: Path) -> gguf.GGUFReader:
-    """The file's header, every tensor checked to lie inside the file.
-
-    Errors: FileNotFoundError; ValueError naming the file, and the tensor where it is cut short.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist or is no file")
-    with path.open("rb") as stream:
-        magic = stream.read(4)
-    if magic != b"GGUF":
-        raise ValueError(f"{path} is not a GGUF file: it starts with {magic!r}, not b'GGUF'")
-    try:
-        return _Reader(path)
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read as GGUF: {error}") from error
-    except (IndexError, KeyError, OverflowError, MemoryError) as error:
-        raise ValueError(f"{path} is cut short or damaged: its metadata cannot be read") from error
-
-
-def field_value(reader: gguf.GGUFReader, key: str, default: Any = None) -> Any:
-    """The value of a metadata key as plain Python, or ``default``."""
-    field = reader.get_field(key)
-    return default if field is None else field.contents()
+_INERT_ROPE_KEYS = ("rope.scaling.original_context_length", "rope.scaling.finetuned")  # and all of YaRN's
 
 
 def read_config(path: Path, reader: gguf.GGUFReader, tensors: dict[str, gguf.ReaderTensor]) -> dict[str, Any]:
     """config.json's content from the metadata; eos_token_id is filled in by the caller.
 
-    Errors: ValueError naming the file and the key that is missing or not supported.
+    Errors: ValueError naming the file and the key that is missing, of the wrong type, or not supported.
     """
     kind = field_value(reader, "general.architecture")
-    if kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ValueError(f"{path}: architecture {kind!r} is not supported; nanoengine runs {', '.join(ARCHITECTURES)}")
-
-    def need(key: str) -> Any:
-        value = field_value(reader, f"{kind}.{key}")
-        if value is None:
-            raise ValueError(f"{path}: the metadata key {kind}.{key} is missing")
-        return value
-
-    if field_value(reader, f"{kind}.expert_count", 0):
+    keys, ids = metadata(path, reader, f"{kind}."), metadata(path, reader, "tokenizer.ggml.", only="_token_id")
+    if keys.integer("expert_count", 0, least=0):
         raise ValueError(f"{path}: a mixture of experts ({kind}.expert_count) is not supported")
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise ValueError(f"{path}: tensor token_embd.weight is missing")
-    heads = need("attention.head_count")
-    if not isinstance(heads, int) or heads < 1:  # some models list one number a layer
-        raise ValueError(f"{path}: {kind}.attention.head_count must be one positive number, got {heads!r}")
-    head_dim = field_value(reader, f"{kind}.attention.key_length") or need("embedding_length") // heads
+    hidden = keys.integer("embedding_length")
+    heads = keys.integer("attention.head_count")  # one number, not one a layer
+    head_dim = keys.integer("attention.key_length", None) or hidden // heads
     for key in ("attention.value_length", "rope.dimension_count"):
-        if field_value(reader, f"{kind}.{key}", head_dim) != head_dim:
+        if keys.integer(key, head_dim) != head_dim:
             raise ValueError(f"{path}: {kind}.{key} differs from the head's {head_dim}: not supported")
-    theta = float(field_value(reader, f"{kind}.rope.freq_base", 10000.0))
+    theta = keys.number("rope.freq_base", 10000.0)
     return {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": kind,
         "vocab_size": int(embedding.shape[-1]),  # GGUF lists dimensions innermost first
-        "hidden_size": need("embedding_length"),
-        "intermediate_size": need("feed_forward_length"),
-        "num_hidden_layers": need("block_count"),
+        "hidden_size": hidden,
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "num_hidden_layers": keys.integer("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": field_value(reader, f"{kind}.attention.head_count_kv", heads),
+        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "max_position_embeddings": need("context_length"),
-        "rms_norm_eps": _short(need("attention.layer_norm_rms_epsilon")),
+        "max_position_embeddings": keys.integer("context_length"),
+        "rms_norm_eps": _short(keys.number("attention.layer_norm_rms_epsilon", zero=True)),
         "rope_theta": theta,
-        "rope_scaling": _rope_scaling(path, reader, kind, theta, head_dim, tensors.get(ROPE_FREQS)),
+        "rope_scaling": _rope_scaling(path, keys, theta, head_dim, tensors.get(ROPE_FREQS)),
         "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        # Qwen2 has its own bias on q, k and v
+        "attention_bias": "blk.0.attn_q.bias" in tensors and kind != "qwen2",
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "hidden_act": "silu",
         "dtype": _model_dtype(tensors),
-        "bos_token_id": field_value(reader, "tokenizer.ggml.bos_token_id"),
+        "bos_token_id": ids.integer("bos_token_id", None, least=0),
         "eos_token_id": None,
-        "pad_token_id": field_value(reader, "tokenizer.ggml.padding_token_id"),
+        "pad_token_id": ids.integer("padding_token_id", None, least=0),
     }
 
 
@@ -118,21 +76,45 @@ def _model_dtype(tensors: dict[str, gguf.ReaderTensor]) -> str:
     return KEPT_DTYPES.get(kinds.pop(), "float32") if len(kinds) == 1 else "float32"
 
 
-def _rope_scaling(path, reader, kind, theta, head_dim, freqs: gguf.ReaderTensor | None) -> dict[str, Any] | None:
-    scaling = field_value(reader, f"{kind}.rope.scaling.type", "none")
-    if scaling == "linear":
-        return {"rope_type": "linear", "factor": _short(field_value(reader, f"{kind}.rope.scaling.factor", 1.0))}
-    if scaling != "none":
-        raise ValueError(f"{path}: {kind}.rope.scaling.type {scaling!r} is not supported, only linear and Llama 3's")
-    if freqs is None or not np.any(freqs.data != 1.0):
+def _rope_scaling(path: Path, keys: Fields, theta: float, head_dim: int, freqs) -> dict[str, Any] | None:
+    """As llama.cpp reads the keys: scaling.type is "linear" unless said otherwise; scaling.factor counts, else
+    scale_linear; 0 is 1. freqs: the tensor of divisors, or None.
+
+    Errors: ValueError naming file and key.
+    """
+    _refuse_other_rope_keys(keys)
+    kind = keys.text("rope.scaling.type", "linear")
+    if kind not in ("linear", "none"):
+        raise keys.error("rope.scaling.type", f"{kind!r:.100} is not supported, only linear and Llama 3's")
+    key = "rope.scaling.factor" if "rope.scaling.factor" in keys.values else "rope.scale_linear"
+    factor = _short(keys.number(key, 1.0, zero=True)) or 1.0
+    has_divisors = freqs is not None and np.any(freqs.data != 1.0)
+    if kind == "linear" and factor != 1.0:
+        if has_divisors:
+            raise keys.error(key, f"{factor:g} together with a tensor {ROPE_FREQS} is not supported")
+        return {"rope_type": "linear", "factor": factor}
+    if not has_divisors:
         return None
     # The converter keeps the divisors only. Every Llama 3.x has these wavelengths; make sure of it.
-    original = field_value(reader, f"{kind}.rope.scaling.original_context_length", 8192)
+    original = keys.integer("rope.scaling.original_context_length", 8192)
     guess = {"rope_type": "llama3", "factor": _short(freqs.data.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
              "original_max_position_embeddings": original}  # fmt: skip
-    if not np.allclose(freqs.data, llama3_divisors(guess, theta, head_dim), rtol=1e-4):
+    if freqs.data.shape != (head_dim // 2,) or not np.allclose(
+        freqs.data, llama3_divisors(guess, theta, head_dim), rtol=1e-4
+    ):
         raise ValueError(f"{path}: tensor {ROPE_FREQS} does not hold Llama 3's rope scaling: not supported")
     return guess
+
+
+def _refuse_other_rope_keys(keys: Fields) -> None:
+    if keys.number("rope.scaling.attn_factor", 1.0) != 1.0:
+        value = keys.values["rope.scaling.attn_factor"]
+        raise keys.error("rope.scaling.attn_factor", f"{value} is not supported, only 1")
+    read = ("rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
+            "rope.scaling.attn_factor", *_INERT_ROPE_KEYS)  # fmt: skip
+    for name in keys.values:
+        if name.startswith("rope.") and name not in read and not name.startswith("rope.scaling.yarn_"):
+            raise keys.error(name, "is not supported")
 
 
 def llama3_divisors(scaling: dict[str, Any], theta: float, head_dim: int) -> np.ndarray:

@@ -14,6 +14,8 @@ from typing import Any
 import gguf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from nanoengine.loader.gguf_reader import metadata
+
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # tokenizer.ggml.token_type; 2 unknown, 6 byte
 _WORDS = (  # Llama 3 and Qwen cut alike but for the number of digits in a word
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
@@ -23,6 +25,9 @@ _DIGITS = {"llama-bpe": "{1,3}", "qwen2": ""}
 _PRE_TOKENIZERS = ("smollm", "llama-bpe", "qwen2", "gpt-2", "default")
 # Tokens that end an answer whatever else the file says, if it has them as control tokens.
 _END_TEXTS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
+
+
+_ID_KEYS = ("bos", "eos", "eot", "eom", "unknown", "padding")
 
 
 def _value(reader: gguf.GGUFReader, key: str, default: Any = None) -> Any:
@@ -45,16 +50,8 @@ def write_tokenizer(path: Path, reader: gguf.GGUFReader, folder: Path) -> None:
 
     Errors: ValueError naming the file and the key or kind of tokenizer that is not supported.
     """
-    tokens: list[str] | None = _value(reader, "ggml.tokens")
-    if not tokens:
-        raise ValueError(f"{path}: the metadata key tokenizer.ggml.tokens is missing: the file has no tokenizer")
+    tokens = _check_keys(path, reader)
     kinds = _value(reader, "ggml.token_type") or [_NORMAL] * len(tokens)
-    if len(kinds) != len(tokens):
-        raise ValueError(f"{path}: tokenizer.ggml.token_type lists {len(kinds)} kinds for {len(tokens)} tokens")
-    for key in ("bos", "eos", "eot", "eom", "unknown", "padding"):
-        i = _value(reader, f"ggml.{key}_token_id")
-        if i is not None and not 0 <= i < len(tokens):
-            raise ValueError(f"{path}: tokenizer.ggml.{key}_token_id is {i}, but there are {len(tokens)} tokens")
     model = _value(reader, "ggml.model")
     vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
     if model == "gpt2":
@@ -71,6 +68,26 @@ def write_tokenizer(path: Path, reader: gguf.GGUFReader, folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     config = json.dumps(_config(reader, tokens), indent=2, ensure_ascii=False)
     (folder / "tokenizer_config.json").write_text(config + "\n", encoding="utf-8")
+
+
+def _check_keys(path: Path, reader: gguf.GGUFReader) -> list[str]:
+    """The tokens, after a check of the type of all keys that are read. ValueError naming file and key."""
+    keys = metadata(path, reader, "tokenizer.ggml.")
+    tokens: list[str] = keys.texts("tokens", None)
+    if not tokens:
+        raise ValueError(f"{path}: the metadata key tokenizer.ggml.tokens is missing: the file has no tokenizer")
+    kinds = keys.integers("token_type", None) or [_NORMAL] * len(tokens)
+    if len(kinds) != len(tokens):
+        raise ValueError(f"{path}: tokenizer.ggml.token_type lists {len(kinds)} kinds for {len(tokens)} tokens")
+    for key in _ID_KEYS:
+        i = keys.integer(f"{key}_token_id", None, least=0)
+        if i is not None and i >= len(tokens):
+            raise ValueError(f"{path}: tokenizer.ggml.{key}_token_id is {i}, but there are {len(tokens)} tokens")
+    for key in ("add_bos_token", "add_eos_token", "add_space_prefix"):
+        keys.flag(key, None)
+    keys.text("model", None), keys.text("pre", None), keys.texts("merges", None), keys.numbers("scores", None)
+    metadata(path, reader, "tokenizer.", only="chat_template").text("chat_template", None)
+    return tokens
 
 
 def _added(tokens: list[str], kinds: list[int], wanted: int) -> list[AddedToken]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from nanoengine.loader.cache import build_once, cache_root
 from nanoengine.loader.checkpoint import CONVERTED_FILES, is_complete
 from nanoengine.loader.embedded import embedded_model_folder
+from nanoengine.loader.review import review
 from nanoengine.model.config import NAMED_CONFIGS, ModelConfig, load_model_config
 
 EMBEDDED_NAMES = ("smollm2", "smollm2-135m-instruct")
@@ -41,8 +42,9 @@ def resolve_model(model: str | Path | None = None, *, load_format: str = "auto",
     """Find, download or convert ``model``.
 
     model: None or "smollm2" (embedded); a folder with config.json and safetensors; a ``.gguf`` file
-    (converted into the cache once); a Hugging Face repo id such as ``Qwen/Qwen3-0.6B``. With
-    load_format="dummy" also a name in ``NAMED_CONFIGS``, or a folder without weights.
+    (converted into the cache once; any file of a split one); a Hugging Face repo id such as ``Qwen/Qwen3-0.6B``. With
+    load_format="dummy" also a name in ``NAMED_CONFIGS``, or a folder without weights. Which files of a folder
+    count, and what of it is not used: see loader.review.
 
     Errors: ValueError listing what is possible; FileNotFoundError and OSError for a path or a repo
     id that cannot be had, saying the ways out.
@@ -67,7 +69,8 @@ def resolve_model(model: str | Path | None = None, *, load_format: str = "auto",
         folder = _download(name, _SMALL_FILES + _WEIGHT_FILES, progress)
     else:
         raise ValueError(f"no model {name!r}: no such folder or file. {_what_is_possible()}")
-    return ModelFiles(folder, _named(load_model_config(folder), folder, name), "safetensors")
+    config = review(folder, load_model_config(folder))
+    return ModelFiles(folder, _named(config, folder, name), "safetensors")
 
 
 def _dummy(name: str, progress: bool) -> ModelFiles:
@@ -96,8 +99,14 @@ def _from_file(path: Path, progress: bool) -> Path:
     if path.suffix.lower() != ".gguf":
         raise ValueError(f"{path} is a file; nanoengine reads .gguf files and folders. {_what_is_possible()}")
     from nanoengine.loader.gguf_file import CONVERTER_VERSION, convert_gguf
+    from nanoengine.loader.gguf_reader import split_parts
 
-    target = cache_root() / f"{path.stem}-{_fingerprint(path)}-v{CONVERTER_VERSION}"
+    parts = [part for part in split_parts(path) if part.is_file()]
+    path = parts[0]  # a split model is the same one by whichever of its files it is named
+    prints = [_fingerprint(part) for part in parts]
+    if len(prints) > 1:
+        prints = [hashlib.sha256("".join(prints).encode()).hexdigest()[:12]]
+    target = cache_root() / f"{path.stem}-{prints[0]}-v{CONVERTER_VERSION}"
     return build_once(target, lambda folder: convert_gguf(path, folder, progress=progress), is_complete)
 
 

@@ -23,13 +23,14 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """
     hidden, ffn, dim = config.hidden_size, config.intermediate_size, config.head_dim
     q, kv = config.num_attention_heads * dim, config.num_key_value_heads * dim
-    attention = {"q_proj": (q, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, q)}
+    qkv, o = {"q_proj": (q, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden)}, {"o_proj": (hidden, q)}
     mlp = {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
         shapes[prefix + "input_layernorm.weight"] = (hidden,)
-        shapes |= _linears(prefix + "self_attn.", attention, config.attention_bias)
+        shapes |= _linears(prefix + "self_attn.", qkv, config.attention_bias or config.qkv_bias)
+        shapes |= _linears(prefix + "self_attn.", o, config.attention_bias)
         if config.qk_norm:
             shapes[prefix + "self_attn.q_norm.weight"] = (dim,)
             shapes[prefix + "self_attn.k_norm.weight"] = (dim,)
@@ -57,7 +58,7 @@ def read_weights(
 
     All headers are checked first, when this is called: nothing is read from a folder that does not
     fit. The tensors are views of the mapped file, so copy what has to outlive or change it.
-    A tied head that is stored all the same is skipped.
+    A tied head that is stored all the same is skipped (resolve_model unties it if it is another matrix).
 
     take: (name, source) -> the part that is wanted, or None for nothing of it. ``source`` is indexed
     like a tensor, and only what is indexed is read (see parallel.split).
@@ -84,7 +85,7 @@ def dummy_weights(
     config: ModelConfig, seed: int = 0, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu",
     take: Callable | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Random weights under the same names: norms 1, biases 0, everything else N(0, 0.02²).
+    """Random weights under the same names: norms 1, everything else N(0, 0.02²), biases too: one lost would show.
 
     Each tensor's numbers depend on ``seed``, its name, the dtype and the kind of device only, so
     any subset in any order gives the same values. dtype: float32 unless given. take: as in
@@ -96,8 +97,6 @@ def dummy_weights(
     for name, shape in expected_tensors(config).items():
         if name.endswith("norm.weight"):
             whole = torch.ones(shape, dtype=dtype, device=device)
-        elif name.endswith(".bias"):
-            whole = torch.zeros(shape, dtype=dtype, device=device)
         else:
             generator = torch.Generator(device=device).manual_seed(_tensor_seed(seed, name))
             whole = torch.empty(shape, dtype=dtype, device=device).normal_(0.0, 0.02, generator=generator)

@@ -1,4 +1,4 @@
-"""Llama and Qwen3 are one decoder with options.
+"""Llama, Qwen2 and Qwen3 are one decoder with options.
 
 The decoder does not know sequences, blocks or queues. It gets the new tokens of all rows laid end
 to end, their positions, and an attention backend with the metadata of this step.
@@ -24,7 +24,7 @@ class Attention(nn.Module):
         d, self.config = config.head_dim, config
         self.heads, self.kv_heads, self.scale = config.num_attention_heads, config.num_key_value_heads, d**-0.5
         parts = {"q_proj": self.heads * d, "k_proj": self.kv_heads * d, "v_proj": self.kv_heads * d}
-        self.qkv_proj = PackedLinear(config.hidden_size, parts, config.attention_bias)
+        self.qkv_proj = PackedLinear(config.hidden_size, parts, config.attention_bias or config.qkv_bias)
         self.o_proj = PackedLinear(self.heads * d, {"o_proj": config.hidden_size}, config.attention_bias)
         self.q_norm = RMSNorm(d, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(d, config.rms_norm_eps) if config.qk_norm else None

@@ -1,4 +1,4 @@
-"""The few layers of a Llama or Qwen3 decoder, with packed weights."""
+"""The few layers of a Llama, Qwen2 or Qwen3 decoder, with packed weights."""
 
 from __future__ import annotations
 

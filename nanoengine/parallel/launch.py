@@ -61,8 +61,9 @@ def _lead_here(config: EngineConfig, files: ModelFiles, sampler):
     size = config.tensor_parallel_size
     configs = [dataclasses.replace(config, device=device_of(config.device, rank, size)) for rank in range(size)]
     store = _store_here()
-    ranks = LocalRanks([Job(configs[rank], files, rank, HERE, store.port) for rank in range(1, size)])
+    ranks = LocalRanks()
     try:
+        ranks.start([Job(configs[rank], files, rank, HERE, store.port) for rank in range(1, size)])
         ranks.wait_until_they_listen()
         store.set(ALL_LISTEN, "yes")
         return _lead(configs[0], files, sampler, store, ranks, HERE, size)

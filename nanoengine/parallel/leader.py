@@ -94,6 +94,7 @@ class Leader:
                 super().__init__(config, group=group, **parts)
                 self.facts = [RankFacts(*row) for row in group.collect(facts(self))]
         except BaseException:
+            self._drop()
             THREADS.give_back(ranks)
             raise
         weakref.finalize(self, _forgotten, ranks)  # if nobody calls close()

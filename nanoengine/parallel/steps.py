@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from nanoengine.engine.batch import Batch
+from nanoengine.engine.prompt_rows import PromptRows
 from nanoengine.engine.rows import SentBlocks, TableUpdate
 
 
@@ -29,7 +30,9 @@ class StepSender:
 
     def pack(self, batch: Batch) -> StepMessage:
         """Plain data, to be pickled at once."""
-        return StepMessage(dataclasses.replace(batch, seqs=[], block_tables=[]), self._sent.updates(batch))
+        prompt = None if batch.prompt is None else PromptRows(batch.prompt.tokens)
+        sent = dataclasses.replace(batch, seqs=[], block_tables=[], prompt=prompt)
+        return StepMessage(sent, self._sent.updates(batch))
 
 
 class StepReceiver:

@@ -165,21 +165,23 @@ class LocalRanks(Ranks):
 
     A process gets its job through a pipe that then stays open: when it closes, this process has gone, and
     the other ends too, however this one died. Its answers come through another pipe, whose end means its end.
-    jobs: one a rank, from rank 1 on; each is pickled.
     """
 
-    def __init__(self, jobs: list):
+    def __init__(self) -> None:
         super().__init__()
-        self.children = [self._start(rank, job) for rank, job in enumerate(jobs, 1)]
-        self._watchers = [threading.Thread(target=self._watch, args=(child,), name=f"rank-{child.rank}", daemon=True)
-                          for child in self.children]  # fmt: skip
-        for watcher in self._watchers:
+        self.children, self._watchers = [], []
+
+    def start(self, jobs: list) -> None:
+        """jobs: one a rank, from rank 1 on; pickled. If it raises, stop() ends those that run."""
+        for rank, job in enumerate(jobs, 1):
+            self.children.append(child := self._start(rank, job))
+            watcher = threading.Thread(target=self._watch, args=(child,), name=f"rank-{rank}", daemon=True)
+            self._watchers.append(watcher)
             watcher.start()
 
     def _start(self, rank: int, job) -> Child:
-        # It finds its modules where this process does: in the folder that it happens to run in there may be a
-        # random.py. A process group of its own keeps Ctrl-C, which is for rank 0, from it; and if it is stopped
-        # when its parent dies, the system wakes it (it has become an orphaned group), so that it can end.
+        # It finds its modules where this process does: the folder that it runs in may have a random.py. A process
+        # group of its own keeps Ctrl-C from it, and wakes it if it is stopped when its parent dies: then it ends.
         root, path = str(Path(__file__).parents[2]), [entry for entry in sys.path if isinstance(entry, str)]
         process = subprocess.Popen(
             [sys.executable, "-c", BOOTSTRAP, *([] if root in path else [root]), *path],

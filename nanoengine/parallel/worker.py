@@ -51,7 +51,7 @@ def serve(config: EngineConfig, files: ModelFiles, group) -> None:
 
 
 def main() -> None:
-    control = os.fdopen(os.dup(1), "w")
+    control = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print must not get between the lines
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to every process of a terminal or service: rank 0 decides
         signal.signal(number, signal.SIG_IGN)

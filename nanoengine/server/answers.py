@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from contextlib import suppress
 
 from starlette.responses import JSONResponse, Response
 
+from nanoengine.jsonl import json_line
 from nanoengine.server.errors import ApiError
 from nanoengine.server.output_stream import Generation, Update
 from nanoengine.server.replies import Replies
@@ -21,7 +21,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 async def whole(receive, generation: Generation, replies: Replies, timeout_s: float) -> Response:
-    """Wait for all of it. ApiError 503 if it was aborted or took too long, 500 if no token could be drawn."""
+    """Wait for all of it. ApiError 503 if it was aborted or too slow, 500 if it ended with an error."""
     watcher = asyncio.create_task(_abort_when_gone(receive, generation))
     try:
         async with asyncio.timeout(timeout_s):
@@ -91,7 +91,7 @@ async def _send(send, data: bytes, more: bool = True) -> None:
 
 
 def _event(data: dict) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + json_line(data).encode() + b"\n\n"
 
 
 async def _abort_when_gone(receive, generation: Generation) -> None:
@@ -105,7 +105,8 @@ def _check(update: Update) -> None:
     if update.failed:
         raise ApiError(503, "the engine failed on this request; its log says more", code="engine_failed")
     if update.finish_reason == "error":  # of a call with several prompts, one ends it for all
-        raise ApiError(500, f"the request ended with an error: {update.error}", code="generation_failed")
+        text = f"the request ended with an error: {update.error}"
+        raise ApiError(500, text, code="generation_failed")
     if update.finish_reason == "abort":
         raise ApiError(503, "the server is shutting down and has ended this request", code="shutting_down")
 

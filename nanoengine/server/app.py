@@ -14,16 +14,18 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from nanoengine import __version__
+from nanoengine.engine.admission import ContextLengthError
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.server.answers import EventStream, whole
 from nanoengine.server.async_engine import AsyncEngine, EngineStopped, Overloaded
+from nanoengine.server.browsers import App, Methods
 from nanoengine.server.description import describe, errors, takes
 from nanoengine.server.errors import ApiError, install
 from nanoengine.server.limits import Limits
 from nanoengine.server.metrics import CONTENT_TYPE, Metrics
 from nanoengine.server.output_stream import Generation
-from nanoengine.server.params import blame, chat_request, completion_requests, parse
+from nanoengine.server.params import blame, chat_requests, completion_requests, parse
 from nanoengine.server.protocol import ChatRequest, Common, CompletionRequest
 from nanoengine.server.replies import ChatReplies, CompletionReplies, Replies
 from nanoengine.server.trace_window import TraceWindow
@@ -37,7 +39,11 @@ LONG_TEXT = 10_000  # characters: a few milliseconds of encoding
 class Settings:
     """model_name: what clients call it. api_key: None lets everyone in. max_waiting: see AsyncEngine.
     request_timeout_s: from arrival to the last byte. trace_steps: what /trace keeps; 0 turns it off.
-    grace_s: how long a shutdown waits for what runs."""
+    grace_s: how long a shutdown waits for what runs.
+    cors_origins: whose pages may read answers, see browsers.App; by default none of another origin.
+    keep_alive_s: how long an idle connection is kept. The default is more than the 60 to 90 s of
+    proxies: the proxy must close first, or it sends a request into a connection that just closes.
+    """
 
     model_name: str
     api_key: str | None = None
@@ -47,6 +53,8 @@ class Settings:
     request_timeout_s: float = 600.0
     trace_steps: int = 0
     grace_s: float = 30.0
+    cors_origins: tuple[str, ...] = ()
+    keep_alive_s: float = 120.0
 
 
 class Service:
@@ -72,22 +80,23 @@ class Service:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Tokenizer.encode, for threads beside the engine's: a long text does not hold the interpreter.
 
-        Errors: ValueError, before any work, for a text that cannot have fewer than max_model_len tokens.
+        Errors: ContextLengthError, before any work, for a text that cannot have fewer than
+        max_model_len tokens.
         """
         if len(text) > self._max_chars:
-            raise ValueError(f"prompt has {len(text)} characters, more than max_model_len={self.max_model_len} "
-                             "tokens can be: shorten it")  # fmt: skip
+            least = math.ceil(len(text) * self.max_model_len / self._max_chars)
+            message = f"prompt has at least {least} tokens, max_model_len={self.max_model_len}"
+            raise ContextLengthError(message, least, self.max_model_len)
         if len(text) < LONG_TEXT:
             return self.tokenizer.encode(text, add_special_tokens)
         [encoded] = self.tokenizer.backend.encode_batch([text], add_special_tokens=add_special_tokens)
         return encoded.ids
 
     def new_detokenizer(self, params: SamplingParams) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(self.tokenizer, stop=params.stop, min_tokens=params.min_tokens,
-                                      skip_special_tokens=params.skip_special_tokens)  # fmt: skip
+        return IncrementalDetokenizer.of(self.tokenizer, params)
 
-    async def add(self, requests: list) -> Generation:
-        """AsyncEngine.add, with its refusals as HTTP errors."""
+    async def add(self, requests: list, prompt: str = "prompt") -> Generation:
+        """AsyncEngine.add, with its refusals as HTTP errors. prompt: the field they come from."""
         try:
             return await self.engine.add(requests)
         except Overloaded as error:
@@ -95,7 +104,7 @@ class Service:
         except EngineStopped as error:
             raise ApiError(503, str(error), code="shutting_down") from None
         except ValueError as error:
-            raise blame(error) from None
+            raise blame(error, prompt) from None
 
     def model_card(self) -> dict:
         return {"id": self.settings.model_name, "object": "model", "created": self.created, "owned_by": "nanoengine"}
@@ -116,9 +125,12 @@ class Service:
     async def answer(self, request: Request, body: Common, requests: list, replies: type[Replies], num_top: int):
         """Queue the requests and answer them, as a stream if that is wanted."""
         usage = body.stream_options is not None and body.stream_options.include_usage
-        generation = await self.add(requests)
-        made = replies(self.settings.model_name, self.tokenizer, num_choices=len(requests), include_usage=usage,
-                       num_top=num_top)  # fmt: skip
+        field = "messages" if isinstance(body, ChatRequest) else "prompt"
+        generation = await self.add(requests, field)
+        made = replies(self.settings.model_name, self.tokenizer, num_choices=len(requests), n=body.n or 1,
+                       include_usage=usage, num_top=num_top,
+                       skip_special_tokens=requests[0].params.skip_special_tokens,
+                       with_end=bool(body.include_stop_str_in_output))  # fmt: skip
         if body.stream:
             return EventStream(generation, made, self.settings.request_timeout_s)
         return await whole(request.receive, generation, made, self.settings.request_timeout_s)
@@ -136,8 +148,8 @@ def make_app(engine: LLMEngine, tokenizer: Tokenizer, settings: Settings,
         await service.engine.shutdown(settings.grace_s)
 
     # the pages for trying the API out would load their scripts from the net; a redirect is no error in OpenAI's shape
-    app = FastAPI(title="nanoengine", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-                  redirect_slashes=False)  # fmt: skip
+    app = App(cors_origins=settings.cors_origins, title="nanoengine", version=__version__, lifespan=lifespan,
+              docs_url=None, redoc_url=None, redirect_slashes=False)  # fmt: skip
     app.state.service = service
 
     def count(status: int) -> None:
@@ -146,6 +158,7 @@ def make_app(engine: LLMEngine, tokenizer: Tokenizer, settings: Settings,
     install(app, count)
     app.add_middleware(Limits, api_key=settings.api_key, max_body_bytes=settings.max_body_bytes,
                        body_timeout_s=settings.body_timeout_s, count=count)  # fmt: skip
+    app.add_middleware(Methods, routes=app)
     _add_openai(app, service)
     _add_watching(app, service)
     description = functools.cache(lambda: describe(app, settings.model_name, engine.config.vocab_size or 2**31,
@@ -173,7 +186,7 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", **takes(ChatRequest, ChatReplies.object))
     async def chat_completions(request: Request):
         body = await service.body(request, ChatRequest)
-        requests = [await asyncio.to_thread(chat_request, body, service)]
+        requests = await asyncio.to_thread(chat_requests, body, service)
         return await service.answer(request, body, requests, ChatReplies, body.top_logprobs or 0)
 
 

@@ -83,7 +83,7 @@ class AsyncEngine:
         return self._accepting and not self._ended
 
     async def add(self, requests: list[Request]) -> Generation:
-        """Queue all of ``requests``, or none.
+        """Queue all of ``requests``, or none. Of a prompt with n > 1 samples come n (Request.samples).
 
         Errors: ValueError if one can never be served; Overloaded; EngineStopped.
         """
@@ -91,7 +91,7 @@ class AsyncEngine:
         if not self.is_running:
             raise EngineStopped("the server is shutting down and takes no new requests")
         if not 1 <= count <= self.capacity:
-            raise ValueError(f"one call may hold 1 to {self.capacity} prompts, got {count}")
+            raise ValueError(f"one call may hold 1 to {self.capacity} prompts (times n samples), got {count}")
         if self.num_open + count > self.capacity:
             raise Overloaded(max(0, self.num_open - self.stats.running), self.retry_after())
         generation = Generation(count, lambda generation: self._post("abort", generation, stamped=True))
@@ -205,7 +205,7 @@ class AsyncEngine:
             for request in requests:
                 text = None if request.detokenizer is None else Guarded(request.detokenizer)
                 seqs.append(self._engine.add_request(request.prompt_token_ids, request.params, prompt=request.prompt,
-                                                     detokenizer=text))  # fmt: skip
+                                                     detokenizer=text, cache_salt=request.cache_salt))  # fmt: skip
         except Exception as refused:
             error = refused
             for seq in seqs:

@@ -25,6 +25,13 @@ def add_serve(serve: argparse.ArgumentParser, load) -> None:
                        help="seconds that a request may take (default: 600)")  # fmt: skip
     group.add_argument("--grace", type=float, default=30.0, metavar="S",
                        help="seconds that running requests get at the end (default: 30)")  # fmt: skip
+    group.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN",
+                       help="pages of this origin (https://app.example.org, or * for all) may read "
+                            "answers; give it again for more (default: none, so that no page you "
+                            "visit can use your model)")  # fmt: skip
+    group.add_argument("--keep-alive", type=float, default=120.0, metavar="S",
+                       help="seconds that an idle connection is kept; let it be more than a proxy "
+                            "in front keeps it (default: 120)")  # fmt: skip
     group.add_argument("--trace-steps", type=int, default=0, metavar="N",
                        help="keep so many steps for `nanoengine trace watch` (default: 0, off)")  # fmt: skip
     group.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
@@ -34,10 +41,12 @@ def add_serve(serve: argparse.ArgumentParser, load) -> None:
 def run_serve(args, load) -> int:
     try:
         from nanoengine.server.app import Settings, make_app
+        from nanoengine.server.browsers import check_origin
         from nanoengine.server.run import listen, serve
     except ModuleNotFoundError as error:
         raise RuntimeError(f"the package {error.name} is missing; type: pip install -e '.[serve]'") from None
     _check(args)
+    origins = tuple(map(check_origin, args.cors_origin))
     key = _key(args)
     sock = listen(args.host, args.port)  # before the model: a port that is taken shall not cost its loading
     with sock, load(args) as llm:
@@ -45,6 +54,7 @@ def run_serve(args, load) -> int:
             model_name=args.served_model_name or model_name(getattr(args, "model", None)),
             api_key=key, max_waiting=args.max_waiting, max_body_bytes=args.max_body_bytes,
             request_timeout_s=args.request_timeout, trace_steps=args.trace_steps, grace_s=args.grace,
+            cors_origins=origins, keep_alive_s=args.keep_alive,
         )  # fmt: skip
         app = make_app(llm.engine, llm.tokenizer, settings, on_thread_start=_thread_setup(llm))
         host, port = sock.getsockname()[:2]
@@ -75,7 +85,8 @@ def _thread_setup(llm):
 
 def _check(args) -> None:
     for name, low, high in (("port", 0, 65535), ("max_waiting", 0, 10**6), ("max_body_bytes", 1000, 2**31),
-                            ("request_timeout", 0.1, 1e6), ("grace", 0, 1e5), ("trace_steps", 0, 2000)):  # fmt: skip
+                            ("request_timeout", 0.1, 1e6), ("grace", 0, 1e5), ("trace_steps", 0, 2000),
+                            ("keep_alive", 1, 1e5)):  # fmt: skip
         value = getattr(args, name)
         if not low <= value <= high:
             raise ValueError(f"--{name.replace('_', '-')} must lie in [{low}, {high}], got {value}")

@@ -9,7 +9,7 @@ from pydantic.json_schema import models_json_schema
 from nanoengine.sampling_params import SEED_LIMIT
 from nanoengine.server.errors import KINDS
 from nanoengine.server.limits import PROTECTED
-from nanoengine.server.params import MAX_STOP_LENGTH, MAX_STOPS
+from nanoengine.server.params import MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX_STOPS
 from nanoengine.server.protocol import NEUTRAL, ChatRequest, CompletionRequest
 
 REFS = "#/components/schemas/{model}"
@@ -86,6 +86,20 @@ def _limit(fields: dict, model_name: str, vocab_size: int) -> None:
                                 {"type": "null"}]}  # fmt: skip
     fields["stop"]["anyOf"] = [stop, stops, {"type": "null"}]
     fields["stop_token_ids"]["anyOf"] = [ids | {"minItems": 0}, {"type": "null"}]
+    fields["allowed_token_ids"]["anyOf"] = [ids, {"type": "null"}]
+    bias = {"type": "number", "minimum": -100, "maximum": 100}
+    # the keys are token ids, as strings of digits
+    fields["logit_bias"]["anyOf"] = [
+        {
+            "type": "object",
+            "patternProperties": {"^(0|[1-9][0-9]*)$": bias},
+            "additionalProperties": False,
+        },
+        {"type": "null"},
+    ]
+    word = {"type": "string", "pattern": r"\S", "maxLength": MAX_STOP_LENGTH}
+    words = {"type": "array", "items": word, "maxItems": MAX_BAD_WORDS}
+    fields["bad_words"]["anyOf"] = [words, {"type": "null"}]
     if "prompt" in fields:
         several = [{"type": "array", "items": item, "minItems": 1} for item in (text, ids)]
         fields["prompt"]["anyOf"] = [text, ids, *several]

@@ -8,6 +8,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from nanoengine.server.browsers import allowed_methods
+
 # status -> (type, code where nothing more special is known)
 KINDS = {
     400: ("invalid_request_error", "invalid_value"),
@@ -56,12 +58,13 @@ def install(app: FastAPI, count: Callable[[int], None]) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException):  # Starlette's own: 404, 405
         status = error.status_code if error.status_code in KINDS else 400
-        message = str(error.detail)
+        message, headers = str(error.detail), dict(error.headers or {})
         if status == 404:
             message = f"there is no {request.url.path}"
         elif status == 405:
             message = f"{request.url.path} does not take {request.method}"
-        return answer(ApiError(status, message, headers=dict(error.headers or {})))
+            headers["Allow"] = allowed_methods(app, request.scope)
+        return answer(ApiError(status, message, headers=headers))
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception):  # the server's log gets the traceback

@@ -28,22 +28,35 @@ class EngineStopped(Exception):
 
 @dataclass(slots=True)
 class Request:
-    """What is asked: token ids, how to sample, and (where text is wanted) a detokenizer of its own."""
+    """What one sample asks: token ids, how to draw, and (where text is wanted) a detokenizer of its own.
+
+    cache_salt: its prompt shares cached KV only with prompts of the same salt.
+    """
 
     prompt_token_ids: Iterable[int]
     params: SamplingParams
     prompt: str | None = None
     detokenizer: Any = None
+    cache_salt: str | None = None
+
+    @classmethod
+    def samples(cls, prompt_token_ids: list[int], params: SamplingParams, *, new_detokenizer: Callable | None = None,
+                **more) -> list[Request]:  # fmt: skip
+        """One Request a sample, params.n of them. new_detokenizer: (params) -> a detokenizer."""
+        make = new_detokenizer or (lambda params: None)
+        return [cls(prompt_token_ids, each, detokenizer=make(each), **more) for each in params.samples()]
 
 
 @dataclass(slots=True)
 class Update:
     """What one request has gained since its last update.
 
-    index: which request of its Generation. text: safe to show; the texts join to the whole. logprobs: one
-    dict a token, or None. finish_reason: None while it runs; "stop", "length", "abort" or "error", and with
-    the last ``error`` says why. failed: it was given up because steps kept raising, or because its own
-    text could not be made.
+    index: which Request of its Generation; with n samples a prompt, sample j of prompt i is i * n + j.
+    text: safe to show; the texts join to the whole. logprobs: one dict a token, or None.
+    prompt_logprobs: the whole list, with the last update.
+    finish_reason: None while it runs; "stop", "length", "abort" or "error", and with the last
+    ``error`` says why. failed: it was given up because steps kept raising, or because its own text
+    could not be made.
     arrival, at, before: seconds on the monotonic clock: when it was asked, when the newest token was
     there, and the same of the update before (None for the first).
     """
@@ -61,6 +74,7 @@ class Update:
     before: float | None = None
     failed: bool = False
     error: str | None = None
+    prompt_logprobs: list[dict[int, float] | None] | None = None
 
     def merge(self, newer: Update) -> None:
         """Take in the update that follows this one."""
@@ -70,6 +84,7 @@ class Update:
             self.logprobs += newer.logprobs or []
         self.finish_reason, self.stop_reason = newer.finish_reason, newer.stop_reason
         self.at, self.failed, self.error = newer.at, newer.failed, newer.error
+        self.prompt_logprobs = newer.prompt_logprobs
 
 
 class Generation:
@@ -184,6 +199,7 @@ class Open:
             before=self.at,
             failed=self.failed,
             error=seq.error,
+            prompt_logprobs=seq.prompt_logprobs if seq.finish_reason is not None else None,
         )
         self.num_tokens += len(token_ids)
         self.at = now

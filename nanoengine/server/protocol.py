@@ -2,22 +2,25 @@
 is here but not supported, unless it asks for nothing.
 
 Source: OpenAI's API reference of chat completions and completions; top_k, min_p, repetition_penalty, min_tokens,
-stop_token_ids, ignore_eos and skip_special_tokens are named as in vLLM's server.
+stop_token_ids, ignore_eos, skip_special_tokens, cache_salt, include_stop_str_in_output, allowed_token_ids, bad_words
+and prompt_logprobs are named as in vLLM's server.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from nanoengine.sampling_params import MAX_N
 
 # name -> the values that ask for nothing
 NEUTRAL: dict[str, tuple] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "logit_bias": ({},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),  # without tools it says nothing
@@ -72,6 +75,25 @@ class Common(Strict):
     stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    n: int | None = Field(None, ge=1, le=MAX_N, description="choices of each prompt, default 1")
+    cache_salt: str | None = Field(None, min_length=1, description="only requests of the same salt share cached KV")
+    include_stop_str_in_output: bool | None = Field(
+        None, description="the text ends with the stop string, or an end token that is not special"
+    )
+    logit_bias: dict[str, float] | None = Field(
+        None, description="token id (a string of digits) -> what is added to its logit, -100 to 100"
+    )
+    allowed_token_ids: Ids | None = Field(None, description="only these tokens can be sampled; not empty")
+    bad_words: Texts | None = Field(
+        None,
+        description="texts that the answer must not hold; at most 1000, each of at most 256 characters",
+    )
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=20,
+        description="likeliest tokens to report for each prompt token; not with stream=true",
+    )
 
     # labels: taken, without effect
     user: str | None = None
@@ -80,8 +102,6 @@ class Common(Strict):
     prompt_cache_key: str | None = None
 
     # not supported: see NEUTRAL
-    n: int | None = None
-    logit_bias: dict[str, float] | None = None
     store: bool | None = None
     service_tier: str | None = None
 
@@ -89,7 +109,9 @@ class Common(Strict):
 class CompletionRequest(Common):
     """POST /v1/completions"""
 
-    prompt: str | Ids | Texts | Annotated[list[Ids], FAIL_FAST] = Field(description="text or token ids, one or several")
+    prompt: str | Ids | Texts | Annotated[list[Ids], FAIL_FAST] = Field(
+        description="text or token ids, one or several; a control token in a text counts as that token"
+    )
     max_tokens: int | None = Field(None, ge=1, description="default 16")
     logprobs: int | None = Field(None, ge=0, le=20)
     best_of: int | None = None
@@ -103,16 +125,29 @@ class TextPart(Strict):
 
 
 class Message(Strict):
-    """One message. The fields that an assistant's own message may carry along must be empty."""
+    """One message. The fields that an assistant's own message may carry along must be empty.
+
+    Its content may be null or missing: it counts as "". A control token in a text (<|im_end|>) is
+    taken as that token, as transformers does.
+    """
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], FAIL_FAST]
+    content: str | Annotated[list[TextPart], FAIL_FAST] | None = Field(None, validate_default=True)
     name: str | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    reasoning: Literal[""] | None = None
+    reasoning_content: Literal[""] | None = None
+
+    @field_validator("content", mode="after")
+    @classmethod
+    def _only_an_assistant_may_say_nothing(cls, content, info: ValidationInfo):
+        if content is None and info.data.get("role") not in ("assistant", None):
+            raise PydanticCustomError("no_content", "must be a string or a list of text parts, got null")
+        return content
 
 
 class ChatRequest(Common):
@@ -136,3 +171,17 @@ class ChatRequest(Common):
     reasoning_effort: str | None = None
     verbosity: str | None = None
     web_search_options: Any = None
+
+
+def _is_union(annotation) -> bool:
+    kinds = set(get_args(annotation)) - {type(None)}
+    return get_origin(annotation) in (Union, UnionType) and len(kinds) > 1
+
+
+# Fields that take values of several types. Behind them in an error's place stands the type tried.
+UNIONS = frozenset(
+    name
+    for kind in (CompletionRequest, ChatRequest, Message)
+    for name, field in kind.model_fields.items()
+    if _is_union(field.annotation)
+)

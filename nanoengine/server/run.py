@@ -20,7 +20,6 @@ from nanoengine.server.errors import ApiError
 
 HEADER_TIMEOUT_S = 15.0
 MAX_BEHIND = 64 * 1024  # bytes that a client may send ahead while it is being answered
-KEEP_ALIVE_S = 15
 BACKLOG = 2048  # connections that wait to be taken; uvicorn's own number
 CLEAN_UP_S = 5  # after the grace period: aborted streams get their last event, the step in flight lands
 
@@ -136,7 +135,7 @@ def make_server(app: FastAPI, *, log_level: str = "info") -> Server:
     service = app.state.service
     config = uvicorn.Config(
         app, http=Protocol, ws="none", loop="asyncio", log_level=log_level, access_log=log_level == "debug",
-        server_header=False, timeout_keep_alive=KEEP_ALIVE_S,
+        server_header=False, timeout_keep_alive=service.settings.keep_alive_s,
         timeout_graceful_shutdown=int(service.settings.grace_s) + CLEAN_UP_S,
     )  # fmt: skip
     return Server(config, service)

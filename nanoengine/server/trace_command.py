@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from nanoengine.server.commands import KEY_VARIABLE
+from nanoengine.shown import for_terminal
 
 
 def add_trace(trace: argparse.ArgumentParser) -> None:
@@ -41,8 +42,17 @@ def run_view(args) -> int:
 
     if not Path(args.file).is_file():
         raise ValueError(f"there is no file {args.file}: trace.save(FILE) writes one; trace is what record() gave")
-    page = trace_html(Trace.load(args.file), args.output or Path(args.file).with_suffix(".html"), args.lang)
-    print(page, flush=True)
+    page = Path(args.output or Path(args.file).with_suffix(".html"))
+    trace = Trace.load(args.file)
+    try:
+        trace_html(trace, page, args.lang)
+    except ValueError as error:
+        raise ValueError(f"{args.file}: {error}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:  # its records contradict each other
+        if os.environ.get("NANOENGINE_DEBUG") not in (None, "", "0"):
+            raise
+        raise ValueError(f"{args.file} is damaged, its steps do not fit together: {error!r}") from None
+    print(for_terminal(page), flush=True)
     _open(page.resolve().as_uri(), args)
     return 0
 

@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from nanoengine.server.watch_page import page
 from nanoengine.trace import FIELDS, SCHEMA
+from nanoengine.trace_record import from_json
 from nanoengine.viz.picture import render
 from nanoengine.viz.state import History, letter
 
@@ -114,12 +115,10 @@ def _said(error: urllib.error.HTTPError, address: str) -> str:
 
 
 def _checked(step: dict) -> dict:
-    """A record as ``Trace`` has it: JSON made strings of its ids. ValueError if it is none."""
+    """A record as ``Trace`` has it: JSON made strings of its ids. ValueError if it is none, or damaged."""
     if not isinstance(step, dict) or step.get("schema") != SCHEMA or any(name not in step for name in FIELDS):
         raise ValueError(f"the server's trace is not of schema {SCHEMA}: client and server differ in version")
-    for name in ("sequences", "block_tables"):
-        step[name] = {int(key): value for key, value in step[name].items()}
-    return step
+    return from_json(step)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from html import escape
 
+from nanoengine.markup import escape
 from nanoengine.viz.page import document
 from nanoengine.viz.words import check_lang, label
 

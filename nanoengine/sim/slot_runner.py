@@ -84,8 +84,10 @@ class SlotRunner(Runner):
             for t in np.flatnonzero(batch.token_rows >= 0):
                 ids[t] = self._last_tokens[int(batch.token_rows[t])]
         starts = batch.query_starts
-        for i, table in enumerate(tables):
-            self._write(batch, i, table, ids[starts[i] : starts[i + 1]], starts[i])
+        # All KV of the step, then the tokens. A state needs the one before it, which another row of this step may
+        # compute: one that starts earlier, so the rows are written in the order of their starts.
+        for i in np.argsort(batch.context_lens - batch.query_lens, kind="stable").tolist():
+            self._write(batch, i, tables[i], ids[starts[i] : starts[i + 1]], starts[i])
         tokens: list[list[int]] = [[] for _ in batch.seqs]
         for i in batch.sample_rows.tolist():
             tokens[i].append(self._sample(tables[i], int(batch.context_lens[i])))
@@ -134,6 +136,15 @@ def expected_output(
             break
         state, total, power = _feed(token, state, total, power)
     return output
+
+
+def prefix_states(tokens: list[int]) -> list[int]:
+    """What the slots of these tokens must hold, one number a token: the oracle of a KV block."""
+    states, state, total, power = [], 0, 0, 1
+    for token in tokens:
+        state, total, power = _feed(token, state, total, power)
+        states.append(state)
+    return states
 
 
 def _feed(token: int, state: int, total: int, power: int) -> tuple[int, int, int]:

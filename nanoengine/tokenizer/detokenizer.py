@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+from nanoengine.sampling_params import SamplingParams
 
 _PATIENCE = 8  # tokens; a UTF-8 character has at most 4 bytes, so by then it is not unfinished but broken
 
@@ -73,10 +76,15 @@ class _OffsetDecoder:
 class IncrementalDetokenizer:
     """The text of one request, as its tokens arrive.
 
-    stop: strings that end the text and are not part of it. A stop string counts when its last
+    stop: strings that end the text. They are not part of it, unless include_stop_str_in_output is
+    True: then the text ends with the one that was found. A stop string counts when its last
     character arrives with token number ``min_tokens`` or later (counted from 1). Of several the one
     that is complete first counts, and of those complete at the same character the longest: so the
     result does not depend on how the text is cut into tokens.
+
+    A stop string that holds the whole text of a special token is also looked for in the text with
+    all special tokens written out. So "<|im_end|>" and "a<|im_end|>" are found where
+    skip_special_tokens leaves the token out of the text, but "end" is not found inside its name.
 
     Errors: ValueError for an empty stop string.
     """
@@ -88,6 +96,7 @@ class IncrementalDetokenizer:
         stop: Iterable[str] = (),
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
+        include_stop_str_in_output: bool = False,
     ) -> None:
         self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
         if not all(self._stop):
@@ -95,14 +104,28 @@ class IncrementalDetokenizer:
         self._min_tokens = min_tokens
         decoder = _ByteDecoder if tokenizer.is_byte_level else _OffsetDecoder
         self._decode = decoder(tokenizer, skip_special_tokens).push
-        self._beginnings = {s[:n] for s in self._stop for n in range(1, len(s))}
-        self._endings = {s[-1] for s in self._beginnings}
-        self._longest = max(map(len, self._stop), default=0)
+        self._include_stop = include_stop_str_in_output
+        self._special = _special_texts(tokenizer) if self._stop and skip_special_tokens else {}
+        written_out = [s for s in self._stop if any(text in s for text in self._special.values())]
+        self._shown = _Window(self._stop)
+        self._written = _Window(written_out) if written_out else None
+        self._length = 0  # of the text so far, held-back characters included
         self._held = ""
         self._num_tokens = 0
         self._taken: list[str] = []
         self._new: list[str] = []
         self.matched: str | None = None
+
+    @classmethod
+    def of(cls, tokenizer: DecodesTokens, params: SamplingParams) -> IncrementalDetokenizer:
+        """One that does what the params ask of the text."""
+        return cls(
+            tokenizer,
+            stop=params.stop,
+            min_tokens=params.min_tokens,
+            skip_special_tokens=params.skip_special_tokens,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+        )
 
     @property
     def text(self) -> str:
@@ -124,46 +147,122 @@ class IncrementalDetokenizer:
             return self.matched
         self._num_tokens += 1
         piece = self._decode(token_id)
-        if not piece:
-            return None
         if not self._stop:
-            self._new.append(piece)
+            if piece:
+                self._new.append(piece)
             return None
-        window = self._held + piece
-        begin = self._search(window) if self._num_tokens >= self._min_tokens else None
-        self._show(window, len(window) - self._num_possible(window) if begin is None else begin)
-        if begin is not None:
-            self._held = ""
+        hidden = self._special.get(token_id, "") if self._written is not None else ""
+        if piece or hidden:
+            self._add(piece, hidden)
         return self.matched
 
     def finish(self) -> None:
         """No more tokens: show what a stop string held back. Half a character is dropped."""
-        self._show(self._held, len(self._held))
+        self._show(len(self._held))
 
-    def _show(self, window: str, length: int) -> None:
-        if length:
-            self._new.append(window[:length])
-        self._held = window[length:]
+    def _add(self, piece: str, hidden: str) -> None:
+        """Look for stop strings in a token's text; hidden: that of a special token that is left out."""
+        self._held += piece
+        self._length += len(piece)
+        may_end = self._num_tokens >= self._min_tokens
+        found = [self._shown.push(piece, True, may_end, self._length)] if piece else []
+        if self._written is not None:
+            found.append(self._written.push(piece or hidden, not hidden, may_end, self._length))
+        matches = [match for match in found if match is not None]
+        if not matches:
+            safe = self._shown.safe_length(self._length)
+            if self._written is not None:
+                safe = min(safe, self._written.safe_length(self._length))
+            self._show(safe - self._shown_length())
+            return
+        best = min(matches, key=lambda match: (match.end, -len(match.stop)))
+        self.matched = best.stop
+        self._show(best.begin - self._shown_length())
+        self._held = ""
+        if self._include_stop:
+            self._new.append(best.stop)
 
-    def _search(self, window: str) -> int | None:
-        """Where the stop string begins that is complete first; sets ``matched``.
+    def _shown_length(self) -> int:
+        return self._length - len(self._held)
 
-        Looks only at matches whose end is new: of the held-back text all was searched before, or
-        came before ``min_tokens``. Released text cannot be part of a match, or it would be held.
+    def _show(self, length: int) -> None:
+        """Let out the first ``length`` characters that are held back."""
+        if length > 0:
+            self._new.append(self._held[:length])
+            self._held = self._held[length:]
+
+
+class _Match(NamedTuple):
+    """end: characters of the newest piece up to the match's end. begin: length of the shown text
+    before the match."""
+
+    end: int
+    begin: int
+    stop: str
+
+
+class _Window:
+    """The end of a text that could be the beginning of a stop string, and the search for them.
+
+    The text may hold more than what is shown: special tokens that are left out there. So each
+    character knows how long the shown text is before it.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = stop
+        self._beginnings = {s[:n] for s in stop for n in range(1, len(s))}
+        self._endings = {s[-1] for s in self._beginnings}
+        self._longest = max(map(len, stop), default=0)
+        self._text = ""
+        self._shown_before: list[int] = []
+
+    def push(self, piece: str, shown: bool, may_end: bool, length: int) -> _Match | None:
+        """Add ``piece`` and return the match that is complete first, if one may be.
+
+        length: of the shown text, with the piece if that is ``shown``.
         """
-        best: tuple[int, int] | None = None
-        for stop in self._stop:
-            begin = window.find(stop, max(0, len(self._held) - len(stop) + 1))
-            if begin >= 0 and (best is None or (begin + len(stop), begin) < best):
-                best, self.matched = (begin + len(stop), begin), stop
-        return None if best is None else best[1]
+        old, start = len(self._text), length - len(piece) if shown else length
+        self._text += piece
+        self._shown_before += range(start, length) if shown else [length] * len(piece)
+        match = self._search(old) if may_end else None
+        keep = self._num_possible()
+        self._text = self._text[len(self._text) - keep :]
+        self._shown_before = self._shown_before[len(self._shown_before) - keep :]
+        return match
 
-    def _num_possible(self, window: str) -> int:
-        """Length of the longest end of ``window`` that could be the beginning of a stop string."""
-        if window[-1] not in self._endings:
+    def safe_length(self, length: int) -> int:
+        """How much of the shown text cannot be part of a match any more."""
+        return self._shown_before[0] if self._shown_before else length
+
+    def _search(self, old: int) -> _Match | None:
+        """Looks only at matches whose end is new: the rest was searched, or came before min_tokens."""
+        best: _Match | None = None
+        for stop in self._stop:
+            begin = self._text.find(stop, max(0, old - len(stop) + 1))
+            if begin >= 0:
+                match = _Match(begin + len(stop) - old, self._shown_before[begin], stop)
+                if best is None or (match.end, -len(stop)) < (best.end, -len(best.stop)):
+                    best = match
+        return best
+
+    def _num_possible(self) -> int:
+        """Length of the longest end of the text that could be the beginning of a stop string."""
+        if self._text[-1] not in self._endings:
             return 0
-        lengths = range(min(self._longest - 1, len(window)), 0, -1)
-        return next((n for n in lengths if window[-n:] in self._beginnings), 0)
+        lengths = range(min(self._longest - 1, len(self._text)), 0, -1)
+        return next((n for n in lengths if self._text[-n:] in self._beginnings), 0)
+
+
+_SPECIAL_TEXTS: WeakKeyDictionary[DecodesTokens, dict[int, str]] = WeakKeyDictionary()
+
+
+def _special_texts(tokenizer: DecodesTokens) -> dict[int, str]:
+    """The text of each special token that has one; made once a tokenizer."""
+    texts = _SPECIAL_TEXTS.get(tokenizer)
+    if texts is None:
+        every = {i: tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.special_ids}
+        texts = _SPECIAL_TEXTS[tokenizer] = {i: text for i, text in every.items() if text}
+    return texts
 
 
 def detokenize(tokenizer: DecodesTokens, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from nanoengine.tokenizer.chat_template import render_chat
+from nanoengine.model.fields import read_json
+from nanoengine.tokenizer.chat_template import check_template_kwargs, render_chat
+from nanoengine.tokenizer.token_parts import bytes_or_text
 
 _DUMMY_TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -31,6 +34,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 _CHAR_TO_BYTE = byte_alphabet()
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's, for what it has no piece for
 
 
 class Tokenizer:
@@ -53,21 +57,24 @@ class Tokenizer:
         self.is_byte_level = decoder is not None and _only_byte_level(json.loads(decoder.__getstate__()))
         self.special_tokens = {k: _token_text(v) for k, v in config.items() if k.endswith("_token") and _token_text(v)}
         self.chat_template = _pick_template(config.get("chat_template"))
+        self._has_byte_tokens = decoder is not None and '"ByteFallback"' in decoder.__getstate__().decode()
         self._bytes: dict[int, bytes | None] = {}
+        self._texts: dict[int, str] = {}
 
     def warn_of_ids_from(self, vocab_size: int) -> None:
-        """Warn of tokens that a model of ``vocab_size`` tokens lacks: added to a tokenizer, say, and never to it."""
+        """Warn of tokens that a model of ``vocab_size`` tokens lacks: added here and not there, say."""
         if self.vocab_size <= vocab_size:
             return
-        beyond = {i: text for text, i in self.backend.get_vocab(with_added_tokens=True).items() if i >= vocab_size}
+        vocab = self.backend.get_vocab(with_added_tokens=True)
+        beyond = {i: text for text, i in vocab.items() if i >= vocab_size}
         first = min(beyond)
         begin = [i for i in self.encode("") if i >= vocab_size]
-        refused = f"every text, which begins or ends with {begin[0]}," if begin else "a prompt with one of them"
-        warnings.warn(
-            f"{self.source}: {len(beyond)} tokens have ids outside the model's vocabulary [0, {vocab_size}), the first "
-            f"is {beyond[first]!r} = {first}: {refused} is refused",
-            stacklevel=2,
-        )
+        refused = "a prompt with one of them"
+        if begin:
+            refused = f"every text, which begins or ends with {begin[0]},"
+        text = f"{len(beyond)} tokens have ids outside the model's vocabulary [0, {vocab_size})"
+        text += f", the first is {beyond[first]!r} = {first}: {refused} is refused"
+        warnings.warn(f"{self.source}: {text}", stacklevel=2)
 
     @property
     def bos_token(self) -> str | None:
@@ -95,33 +102,85 @@ class Tokenizer:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """The bytes one id stands for; None if the id has no token or the vocabulary is not byte-level."""
+        """The bytes one id stands for: of a byte-level vocabulary any token's, else that of a byte token (<0xE4>).
+
+        None if the id has no token, or what it stands for depends on its neighbours.
+        """
         try:
             return self._bytes[token_id]
         except KeyError:
-            token = self.backend.id_to_token(token_id) if self.is_byte_level and token_id >= 0 else None
-            value = self._bytes[token_id] = None if token is None else _to_bytes(token)
+            value = self._bytes[token_id] = self._find_bytes(token_id)
             return value
 
+    def _find_bytes(self, token_id: int) -> bytes | None:
+        if token_id < 0 or not (self.is_byte_level or self._has_byte_tokens):
+            return None
+        token = self.backend.id_to_token(token_id)
+        if token is None:
+            return None
+        if self.is_byte_level:
+            return _to_bytes(token)
+        match = _BYTE_TOKEN.fullmatch(token)
+        return bytes([int(match[1], 16)]) if match else None
+
+    def token_text(self, token_id: int) -> str:
+        """What one id adds in the middle of a text, its leading blank included; ``bytes:\\xe4`` for a piece of a
+        character; nothing for an id without a token."""
+        try:
+            return self._texts[token_id]
+        except KeyError:
+            data = self.token_bytes(token_id)
+            if data is None:  # after itself it is in the middle of a text
+                once, twice = (self.decode([token_id] * n, skip_special_tokens=False) for n in (1, 2))
+                text = twice.removeprefix(once)
+            else:
+                text = bytes_or_text(data)
+            self._texts[token_id] = text
+            return text
+
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
-    ) -> str:
+        self, messages: Sequence[Mapping[str, Any]], /, add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False, **kwargs: Any,
+    ) -> str:  # fmt: skip
         """The prompt text of a chat: messages are dicts with ``role`` and ``content``.
 
-        add_generation_prompt: end with the mark after which the assistant speaks. kwargs are
-        passed to the template (``tools``, ``enable_thinking``, ...). Encode the result with
-        add_special_tokens=False: a template writes the begin token itself.
+        add_generation_prompt: end with the mark after which the assistant speaks; by default yes,
+        unless the last message is continued. continue_final_message: end with the last message's
+        text, so that the model goes on with it. kwargs are passed to the template (``tools``,
+        ``enable_thinking``, ...). Encode the result with add_special_tokens=False: a template
+        writes the begin token itself.
+
+        A control token that stands in a message's text (``<|im_end|>``) is taken as that token,
+        as transformers does: what must not be, take out of the text before.
 
         Errors: ValueError if the model has no template, or a message is malformed or refused.
         """
         if self.chat_template is None:
             raise ValueError(
-                f"{self.source} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): "
-                "it is a base model. Use generate() with a plain prompt, or an instruct model."
+                "this model has no chat template (chat_template.jinja, or chat_template in "
+                "tokenizer_config.json): it is a base model. Complete a plain prompt instead "
+                "(generate(), /v1/completions), or use an instruct model."
             )
+        for name, value in (("add_generation_prompt", add_generation_prompt),
+                            ("continue_final_message", continue_final_message)):  # fmt: skip
+            if value not in (True, False, None):
+                raise ValueError(f"{name} must be True or False, got {value!r:.100}")
+        if add_generation_prompt and continue_final_message:
+            raise ValueError(
+                "continue_final_message and add_generation_prompt exclude each other: one goes on "
+                "with the last message, the other begins a new one"
+            )
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
         variables = {"tools": None, "documents": None, **self.special_tokens}
-        variables |= {"add_generation_prompt": add_generation_prompt, **kwargs}
-        return render_chat(self.chat_template, messages, variables)
+        variables |= {"add_generation_prompt": bool(add_generation_prompt), **kwargs}
+        going_on = bool(continue_final_message)
+        return render_chat(self.chat_template, messages, variables, continue_final_message=going_on)
+
+    def check_template_kwargs(self, kwargs: Mapping[str, Any]) -> None:
+        """ValueError naming what in ``kwargs`` the model's template does not read: it would change nothing."""
+        if self.chat_template is not None:
+            check_template_kwargs(self.chat_template, kwargs, self.special_tokens)
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
@@ -141,12 +200,12 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     config_file, template_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     config: dict[str, Any] = {}
     if config_file.exists():
-        try:
-            config = json.loads(config_file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{config_file} is not valid JSON: {error}") from None
+        config = read_json(config_file)
     if template_file.exists():  # newer exports keep it apart, and then it counts
-        config["chat_template"] = template_file.read_text(encoding="utf-8")
+        try:
+            config["chat_template"] = template_file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{template_file} is damaged: it is not UTF-8 ({error})") from None
     return Tokenizer(backend, config, source=str(folder))
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence as Steps
 from dataclasses import dataclass
-from html import escape
 
 import nanoengine.language as spoken
+from nanoengine.markup import escape
 from nanoengine.viz.explain import describe, explain
 from nanoengine.viz.picture import PANES, WIDTH, check_panes, render
 from nanoengine.viz.state import History, State

@@ -7,9 +7,9 @@ import gzip
 import json
 import re
 from collections.abc import Sequence as Steps
-from html import escape
 from pathlib import Path
 
+from nanoengine.markup import escape
 from nanoengine.viz.frames import key_steps, language
 from nanoengine.viz.picture import PANES, check_panes, render
 from nanoengine.viz.state import JUMPS, History

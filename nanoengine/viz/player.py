@@ -10,12 +10,15 @@ import hashlib
 import re
 from collections.abc import Sequence as Steps
 
+from nanoengine.markup import escape
 from nanoengine.viz.explain import describe
 from nanoengine.viz.frames import Stills, key_steps, language
 from nanoengine.viz.picture import PANES, WIDTH, check_panes, choose, render
+from nanoengine.viz.play import OneAtATime, play_button
 from nanoengine.viz.state import JUMPS, History, share_extent
 from nanoengine.viz.words import check_lang, label
 
+PLAYING = OneAtATime()
 SPEEDS = {"0.5×": 1600, "1×": 800, "2×": 400, "4×": 200}  # ms a step
 COMPARE_WIDTH = 440
 # Of a pair each picture is narrow; what both show is enough to compare two policies.
@@ -32,7 +35,7 @@ def player(
     labels: tuple[str, str] | None = None,
     predict: bool = False,
 ) -> Player:
-    """Watch a run. The value of a cell; shows itself.
+    """Watch a run. The value of a cell; shows itself. One player plays at a time: a new one stops the others.
 
     Args:
         trace: from ``with record(llm) as trace``, or ``Trace.load``.
@@ -142,7 +145,7 @@ class Player:
     def _caption(self, i: int) -> str:
         if len(self.histories) == 1:
             return ""
-        return f"<p><b>{self._names()[i]}</b></p>"
+        return f"<p><b>{escape(self._names()[i])}</b></p>"
 
     def _names(self) -> tuple[str, str]:
         return self.labels or (label(self.lang, "left"), label(self.lang, "right"))
@@ -165,15 +168,16 @@ class Player:
 
         say = lambda key: label(self.lang, key)  # noqa: E731 - it is only a shorter name here
         self.views = [w.HTML() for _ in self.histories]
-        self.play = w.Play(value=start, max=self.steps - 1, interval=800, tooltip=say("play"), layout={"width": "auto"})
-        self.slider = w.IntSlider(
-            style={"description_width": "auto"},
-            value=start,
-            max=self.steps - 1,
-            description=say("slider"),
-            layout={"flex": "1 1 260px"},
+        ends = {"value": start, "max": self.steps - 1}
+        self.play = w.Play(interval=800, **ends)
+        self.slider = w.IntSlider(readout=False, layout={"flex": "1 1 200px"}, **ends)
+        # ipywidgets gives its slider's handle no name; this field has one, says the step, and takes it.
+        self.number = w.BoundedIntText(
+            description=say("slider"), style={"description_width": "auto"}, layout={"width": "104px"}, **ends
         )
+        w.jslink((self.slider, "value"), (self.number, "value"))
         w.jslink((self.play, "value"), (self.slider, "value"))
+        PLAYING.add(self.play)
         self.back, self.forward = (
             w.Button(icon=icon, tooltip=say(key), layout={"width": "38px"})
             for icon, key in (("step-backward", "back"), ("step-forward", "forward"))
@@ -190,7 +194,7 @@ class Player:
         self.note, self.note_style = w.HTML(), w.HTML(layout={"display": "none"})
         self.styles = [w.HTML(layout={"display": "none"}) for _ in self.views]
         self._connect()
-        first = [self.play, self.back, self.forward, self.slider, self.speed]
+        first = [play_button(w, self.play, self.lang), self.back, self.forward, self.slider, self.number, self.speed]
         second = [self.kind, self.go, *([self.sequence] if "table" in self.panes else []), self.predict, self.reveal]
         row = {"flex_flow": "row wrap", "align_items": "center", "grid_gap": "4px 8px"}
         width = f"{WIDTH if len(self.views) == 1 else 2 * COMPARE_WIDTH + 12}px"
@@ -202,7 +206,8 @@ class Player:
             return self.views[0]
         columns = []
         for i, view in enumerate(self.views):
-            columns.append(w.VBox([w.HTML(f"<b>{self._names()[i]}</b>"), view], layout={"width": f"{COMPARE_WIDTH}px"}))
+            name = w.HTML(f"<b>{escape(self._names()[i])}</b>")
+            columns.append(w.VBox([name, view], layout={"width": f"{COMPARE_WIDTH}px"}))
         return w.HBox(columns, layout={"flex_flow": "row wrap", "grid_gap": "12px"})
 
     def _connect(self) -> None:

@@ -6,7 +6,7 @@ a small style sheet maps the neutral ones to the dark theme.
 
 from __future__ import annotations
 
-from xml.sax.saxutils import escape, quoteattr
+from nanoengine.markup import escape
 
 # Okabe and Ito's palette for colour-blind readers (jfly.uni-koeln.de/color), black left to the text.
 OKABE_ITO = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442")
@@ -126,7 +126,7 @@ class Canvas:
         more += ' font-weight="600"' if bold else ""
         more += f' text-anchor="{anchor}"' if anchor else ""
         more += f' font-size="{num(max(size, MIN_TEXT))}"' if size != 12 else ""
-        self.parts.append(f'<text x="{num(x)}" y="{num(y)}"{more}>{escape(text)}</text>')
+        self.parts.append(f'<text x="{num(x)}" y="{num(y)}"{more}>{escape(text, quote=False)}</text>')
 
     def badge(self, x, y, size, letter: str, number: int) -> None:
         """A sequence's sign: its letter on its colour."""
@@ -150,8 +150,9 @@ def document(canvas: Canvas, width: float, height: float, title: str, descriptio
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" id="{uid}" role="img" aria-labelledby="{uid}-t {uid}-d" '
         f'lang="{"zh-CN" if lang == "zh" else "en"}" width="{w}" height="{h}" viewBox="0 0 {w} {h}" '
-        f'style="max-width:100%;height:auto" font-family={quoteattr(FONT)} font-size="12">'
-        f'<title id="{uid}-t">{escape(title)}</title><desc id="{uid}-d">{escape(description)}</desc>{head}'
+        f'style="max-width:100%;height:auto" font-family="{FONT}" font-size="12">'
+        f'<title id="{uid}-t">{escape(title, quote=False)}</title>'
+        f'<desc id="{uid}-d">{escape(description, quote=False)}</desc>{head}'
         f'<rect width="{w}" height="{h}" rx="8" fill="{bg}"/><g fill="{ink}">{body}</g></svg>'
     )
 

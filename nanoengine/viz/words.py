@@ -78,6 +78,7 @@ LABELS: dict[str, dict[str, str]] = {
         # player
         "slider": "step",
         "play": "play",
+        "pause": "pause",
         "back": "step back",
         "forward": "step forward",
         "speed": "speed",
@@ -163,6 +164,7 @@ LABELS: dict[str, dict[str, str]] = {
         "join": "",
         "slider": "步",
         "play": "播放",
+        "pause": "暂停",
         "back": "后退一步",
         "forward": "前进一步",
         "speed": "速度",

@@ -99,11 +99,12 @@ class GpuRunner(ModelRunner):
     """
 
     overlap = 1
+    max_mixed_prefill_tokens = None  # a step of max_num_batched_tokens takes a fraction of a second
     wait = staticmethod(torch.cuda.Event.synchronize)
 
-    def __init__(self, config: EngineConfig, **parts):
+    def _make(self, config: EngineConfig, **parts) -> None:
         with explain_out_of_memory(config):
-            super().__init__(config, **parts)
+            super()._make(config, **parts)
             max_blocks = -(-config.max_model_len // self.block_size)
             self.tables = BlockTables(self.nobodys_row, max_blocks, self.device) if self.mode.paged else None
             self.graphs = record_graphs(self, config) if self.mode.graphs else []
@@ -126,13 +127,13 @@ class GpuRunner(ModelRunner):
         more = self.attention.warm_calls(self.model, block_size) if self.mode.paged else ()
         compile_in_threads(self.model, block_size, more)
 
-    def pending(self, batch: Batch, tokens: torch.Tensor, report, graph_bucket: int | None) -> GpuPendingTokens:
-        return GpuPendingTokens(batch, tokens, self.vocab_size, report, graph_bucket, wait=self.wait)
+    def pending(self, batch: Batch, result: StepResult, tokens: torch.Tensor, report) -> GpuPendingTokens:
+        return GpuPendingTokens(batch, result, tokens, self.vocab_size, report, wait=self.wait)
 
     @torch.inference_mode()
     def run(self, batch: Batch, sampling: SamplingArrays | None = None) -> StepResult:
         sampling = sampling or SamplingArrays.none(len(batch.sample_rows))
-        for graphs in self.graphs:
+        for graphs in self.graphs if batch.prompt is None else ():  # a graph keeps no hidden states
             bucket = graphs.bucket_of(batch)
             if bucket is not None:
                 self.tables.update(batch, graphs.written_blocks(batch))
@@ -142,7 +143,8 @@ class GpuRunner(ModelRunner):
             self.tables.update(batch)
             attention = self.attention.build(batch)
         inputs = StepInputs.of(batch, sampling, attention).to(self.device)
-        return StepResult(self.logits(self.forward(batch, inputs), inputs), inputs)
+        hidden = self.forward(batch, inputs)
+        return StepResult(self.logits(hidden, inputs), inputs, prompt_logprobs=self.prompt_logprobs(hidden, batch))
 
     @torch.inference_mode()
     def forward(self, batch: Batch, inputs: StepInputs) -> torch.Tensor:
@@ -176,6 +178,6 @@ class GpuRunner(ModelRunner):
     def _blocks_that_fit(self, config: EngineConfig) -> int:
         return blocks_that_fit(self, config) if self.device.type == "cuda" else super()._blocks_that_fit(config)
 
-    def close(self) -> None:
+    def _drop(self) -> None:
         self.graphs, self.tables = [], None
-        super().close()
+        super()._drop()

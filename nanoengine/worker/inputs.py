@@ -17,6 +17,7 @@ import torch
 from nanoengine.attention.paged import Bucket
 from nanoengine.engine.batch import Batch
 from nanoengine.packing import pack, padded, views
+from nanoengine.worker.prompt_logprobs import PromptLogprobs
 from nanoengine.worker.sampling_arrays import SamplingArrays
 
 
@@ -100,9 +101,11 @@ class StepResult:
     inputs: the step's own, on the device.
     tokens: int64 [S], what a CUDA graph has sampled; None where no graph ran.
     graph_bucket: the number of tokens that the graph was recorded for; None where none ran.
+    prompt_logprobs: on their way to the host, for the rows that ask; None where none does.
     """
 
     logits: torch.Tensor | None
     inputs: StepInputs
     tokens: torch.Tensor | None = None
     graph_bucket: int | None = None
+    prompt_logprobs: PromptLogprobs | None = None

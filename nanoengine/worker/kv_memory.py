@@ -10,10 +10,12 @@ import torch
 
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import build_batch
+from nanoengine.engine.prompt_rows import PromptRows
 from nanoengine.engine.sequence import Sequence
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.sampling_params import MOST_LOGPROBS, SamplingParams
 from nanoengine.worker.cuda_graphs import graph_bytes
 from nanoengine.worker.device import GIB
+from nanoengine.worker.prompt_logprobs import ROWS, PromptLogprobs
 from nanoengine.worker.sampler import Sampler, report_logprobs
 
 LEAST_TOKENS = 256  # a pool smaller than this serves nobody
@@ -76,10 +78,19 @@ def measure_largest_step(runner, config: EngineConfig) -> int:
     raw = logits.clone()
     tokens = Sampler()(logits, seqs, np.ones(len(seqs), np.int64))
     report_logprobs(raw, seqs, tokens)
+    del raw, tokens
+    _score_a_prompt(runner, hidden)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
     graphs = graph_bytes(config, logits.shape[1], runner.dtype.itemsize, layers)
     return int(1.1 * peak) + graphs + 256 * 2**20  # matrix-product workspaces, compiled kernels
+
+
+def _score_a_prompt(runner, hidden: torch.Tensor) -> None:
+    """prompt_logprobs of as many rows as there are at once: a longer prompt only takes more parts."""
+    places, targets = np.arange(ROWS) % len(hidden), np.zeros(ROWS, np.int64)
+    rows = PromptRows(places, targets, [(0, ROWS, MOST_LOGPROBS)])
+    PromptLogprobs(runner.model.logits, hidden, rows)
 
 
 def _longest_rows(config: EngineConfig, block_size: int) -> list[Sequence]:

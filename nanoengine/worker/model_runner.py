@@ -17,6 +17,7 @@ from nanoengine.loader.weights import dummy_weights, read_weights
 from nanoengine.model.decoder import Decoder
 from nanoengine.worker.device import cpu_kv_bytes, pick_device, pick_dtype
 from nanoengine.worker.inputs import StepInputs, StepResult
+from nanoengine.worker.prompt_logprobs import PromptLogprobs
 from nanoengine.worker.sampler import Sampler, judged, report_logprobs
 from nanoengine.worker.sampling_arrays import SamplingArrays
 
@@ -27,13 +28,15 @@ class PendingTokens(Pending):
     report: () -> logprobs of the sampling rows, computed when the result is asked for; or None.
     """
 
-    def __init__(self, batch: Batch, tokens: torch.Tensor, vocab_size: int, report=None, graph_bucket=None):
+    def __init__(self, batch: Batch, result: StepResult, tokens: torch.Tensor, vocab_size: int, report=None):
         self._num_rows, self._sample_rows = len(batch.seqs), batch.sample_rows
         self._tokens, self._vocab_size, self._report = tokens, vocab_size, report
-        self.graph_bucket = graph_bucket
+        self._prompt, self.graph_bucket = result.prompt_logprobs, result.graph_bucket
 
     def result(self) -> list[list[int]]:
         tokens = check_ids(self._wait().tolist(), self._vocab_size)
+        if self._prompt is not None:
+            self.prompt_logprobs = self._prompt.by_row(self._num_rows)
         if self._report is not None:
             self.logprobs = self._by_row(self._report())
         return [[token] for token in tokens] if len(tokens) == self._num_rows else self._by_row(tokens)
@@ -55,10 +58,21 @@ class ModelRunner(Runner):
 
     sampler, attention: objects that replace the package's own (engine.protocols.Sampler,
     attention.base.AttentionBackend). group: the ranks that share the model (parallel.group), None for one.
+    If the constructor raises, weights and KV are let go of: a traceback keeps the object alive.
     """
 
-    def __init__(self, config: EngineConfig, *, model=None, load_format: str = "auto", sampler=None, attention=None,
-                 group=None):  # fmt: skip
+    max_mixed_prefill_tokens: int | None = 64  # on a CPU a step takes as long as it has tokens
+
+    def __init__(self, config: EngineConfig, **parts):
+        try:
+            self._make(config, **parts)
+        except BaseException:
+            self._drop()
+            raise
+
+    def _make(
+        self, config, *, model=None, load_format="auto", sampler=None, attention=None, group=None
+    ) -> None:
         if config.tensor_parallel_size > 1 and group is None:
             raise ValueError(
                 f"tensor_parallel_size={config.tensor_parallel_size} needs more than one runner: "
@@ -69,14 +83,15 @@ class ModelRunner(Runner):
             _check_limits(config, model.config.vocab_size, len(model.rope.cos))
             if len(model.embed_tokens) != model.config.vocab_size:
                 raise ValueError(
-                    f"embed_tokens has {len(model.embed_tokens)} rows, config.vocab_size is {model.config.vocab_size}: "
-                    "every token that can be drawn must have a row"
+                    f"embed_tokens has {len(model.embed_tokens)} rows, config.vocab_size is "
+                    f"{model.config.vocab_size}: every token that can be drawn must have a row"
                 )
             self.model = model.to(self.device)
         else:
             self.model = load_decoder(model, load_format, config, self.device, group)
         self.model_config = self.model.config
-        self.vocab_size = getattr(self.model, "vocab_size", self.model_config.vocab_size)  # of all ranks together
+        # of all ranks together
+        self.vocab_size = getattr(self.model, "vocab_size", self.model_config.vocab_size)
         self.dtype = next(self.model.parameters()).dtype
         m = self.model_config
         self.attention = attention or choose_backend(
@@ -96,6 +111,11 @@ class ModelRunner(Runner):
         self.last_tokens = torch.zeros(self.nobodys_row + 1, dtype=torch.int64, device=self.device)
         self._sampling = SamplingArrays.of([])
 
+    @property
+    def supports(self) -> frozenset[str]:
+        """Which of engine.admission.RUNNER_OPTIONS it has: its sampler's, and one of its own."""
+        return frozenset({"prompt_logprobs", *getattr(self.sampler, "supports", ())})
+
     def _tune(self, config: EngineConfig) -> None:
         """What a device wants changed before memory is measured: nothing here."""
 
@@ -104,21 +124,25 @@ class ModelRunner(Runner):
         sampling = self.sampling_of(batch)
         result = self.run(batch, sampling)
         tokens, report = self.sample(result, sampling, batch)
-        return self.pending(batch, tokens, report, result.graph_bucket)
+        return self.pending(batch, result, tokens, report)
 
-    def pending(self, batch: Batch, tokens: torch.Tensor, report, graph_bucket: int | None) -> Pending:
-        return PendingTokens(batch, tokens, self.vocab_size, report, graph_bucket)
+    def pending(self, batch: Batch, result: StepResult, tokens: torch.Tensor, report) -> Pending:
+        return PendingTokens(batch, result, tokens, self.vocab_size, report)
 
     @torch.inference_mode()
     def run(self, batch: Batch, sampling: SamplingArrays | None = None) -> StepResult:
         """All of a step but the sampling. sampling: None on a rank that does not sample."""
         inputs = StepInputs.of(batch, sampling or SamplingArrays.none(len(batch.sample_rows))).to(self.device)
         hidden = self.forward(batch, inputs)
-        return StepResult(self.logits(hidden, inputs), inputs)
+        return StepResult(self.logits(hidden, inputs), inputs, prompt_logprobs=self.prompt_logprobs(hidden, batch))
 
     def logits(self, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor | None:
         """[S, vocabulary] of the rows that sample, None if none does."""
         return self.model.logits(hidden[inputs.logits_indices]) if len(inputs.logits_indices) else None
+
+    def prompt_logprobs(self, hidden: torch.Tensor, batch: Batch) -> PromptLogprobs | None:
+        """Those that the step's rows ask for; other ranks only give their parts of the logits."""
+        return None if batch.prompt is None else PromptLogprobs(self.model.logits, hidden, batch.prompt)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, inputs: StepInputs) -> torch.Tensor:
@@ -130,8 +154,9 @@ class ModelRunner(Runner):
     def known_ids(self, inputs: StepInputs) -> torch.Tensor:
         """int64 [T]: input ids, with the last tokens of their rows where the host does not know them.
 
-        A row that got no token, or one that does not exist, is fed some id that does: reading beyond the embedding
-        would end every request on a GPU, and the row is thrown away when the host hears of it.
+        A row that got no token, or one that does not exist, is fed some id that does: reading
+        beyond the embedding would end every request on a GPU, and the row is thrown away when the
+        host hears of it.
         """
         last = self.shared_last_tokens().clamp(0, self.vocab_size - 1)
         return torch.where(inputs.token_rows >= 0, last[inputs.token_rows.clamp(min=0)], inputs.input_ids)
@@ -168,7 +193,7 @@ class ModelRunner(Runner):
         return lambda: report_logprobs(raw, sampling.seqs, kept)
 
     def _sampled(self, logits: torch.Tensor, seqs, positions: np.ndarray) -> torch.Tensor:
-        """The sampler's int64 token ids [S]; RuntimeError if a sampler of your own brings something else.
+        """The sampler's int64 token ids [S]; RuntimeError if one of your own brings something else.
 
         Negative for rows whose logits are no numbers to draw from (engine.protocols.ROW_ERRORS).
         """
@@ -192,10 +217,12 @@ class ModelRunner(Runner):
 
     def close(self) -> None:
         """Give weights and KV memory back."""
+        self._drop()
+
+    def _drop(self) -> None:
         self.model = self.kv_cache = self.layer_caches = self.last_tokens = None
         gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # nothing where no GPU was used
 
 
 def runner_type(device: str) -> type[ModelRunner]:
@@ -207,10 +234,12 @@ def runner_type(device: str) -> type[ModelRunner]:
 
 
 def check_ids(tokens: list[int], vocab_size: int) -> list[int]:
-    """The drawn ids; RuntimeError for one that is neither in the vocabulary nor of engine.protocols.ROW_ERRORS."""
+    """The drawn ids; RuntimeError for one outside the vocabulary that is none of ROW_ERRORS."""
     if tokens and (max(tokens) >= vocab_size or min(tokens) < min(ROW_ERRORS)):
         wrong = next(token for token in tokens if token >= vocab_size or token < min(ROW_ERRORS))
-        raise RuntimeError(f"the sampler returned token id {wrong}, outside the vocabulary [0, {vocab_size})")
+        raise RuntimeError(
+            f"the sampler returned token id {wrong}, outside the vocabulary [0, {vocab_size})"
+        )
     return tokens
 
 

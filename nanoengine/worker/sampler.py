@@ -1,4 +1,4 @@
-"""From logits to tokens: penalties, temperature, top-k, top-p, min-p, and a reproducible draw.
+"""From logits to tokens: logit bias, penalties, bans, temperature, top-k, top-p, min-p, and a reproducible draw.
 
 The draw is an exponential race: with independent e_i ~ Exp(1), argmax p_i / e_i has distribution p.
 In logarithms that is argmax(logit_i - log e_i). The e_i are a hash of (seed, position, token id), so
@@ -15,6 +15,7 @@ import torch
 from nanoengine.engine.protocols import NO_TOKEN, NON_FINITE
 from nanoengine.engine.sequence import Sequence
 from nanoengine.packing import on_device, upload
+from nanoengine.worker.logits_processors import LogitsProcessors, has_options
 
 MOST = 3e38  # of a score: penalties and temperature turn no finite logit into an infinite one
 _GOLDEN, _C1, _C2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -64,7 +65,8 @@ class _Rows:
         ]
         self.truncated_index = on_device(self.truncated, torch.int64, device)
         self.seeds = on_device([_signed(seq.seed % 2**64) for seq in seqs], torch.int64, device)
-        self.penalised = [i for i, p in enumerate(params) if p.needs_history]
+        self.penalised = [i for i, p in enumerate(params) if p.has_penalties]
+        self.processed = [i for i, seq in enumerate(seqs) if has_options(seq)]
         self.held = [i for i, p in enumerate(params) if p.min_tokens]
 
 
@@ -87,14 +89,19 @@ class _History:
 class Sampler:
     """Call with float32 logits [S, vocabulary], the S sequences, and the int64 positions [S] to fill."""
 
+    supports = frozenset({"logit_bias", "allowed_token_ids", "bad_words"})  # engine.admission.RUNNER_OPTIONS
+
     def __init__(self) -> None:
         self._rows: _Rows | None = None
+        self._processors = LogitsProcessors()
         self._histories: WeakKeyDictionary[Sequence, _History] = WeakKeyDictionary()
 
     def __call__(self, logits: torch.Tensor, seqs: list[Sequence], positions: np.ndarray) -> torch.Tensor:
         """int64 [S]: the next token of each row, or NO_TOKEN. ``logits`` may be changed in place."""
         rows = self._rows_of(seqs, logits.device)
+        self._processors.add_bias(logits, rows.seqs, rows.processed)
         self._penalise(logits, rows)
+        self._processors.ban(logits, rows.seqs, rows.processed)
         self._hold_ends(logits, rows, positions)
         none_left = logits.amax(-1) == -torch.inf  # after all masks
         return self._choose(logits, rows, positions).masked_fill(none_left, NO_TOKEN)
@@ -146,7 +153,7 @@ class Sampler:
 
 
 def judged(tokens: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
-    """``tokens`` [S] with NON_FINITE where the model's logits hold NaN or +inf, NO_TOKEN where they hold only -inf.
+    """``tokens`` [S], with NON_FINITE where the logits hold NaN or +inf, NO_TOKEN where only -inf.
 
     highest: ``logits.amax(-1)``, which keeps a NaN. Nothing here waits for a GPU.
     """

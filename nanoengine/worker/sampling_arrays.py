@@ -28,7 +28,11 @@ class SamplingArrays:
     def of(cls, seqs: list[Sequence]) -> SamplingArrays:
         params = [seq.params for seq in seqs]
         plain = all(
-            p.top_p >= 1 and not (p.top_k or p.min_p or p.min_tokens or p.needs_history) and p.logprobs is None
+            p.top_p >= 1
+            and not (p.top_k or p.min_p or p.min_tokens or p.needs_history)
+            and not (p.logit_bias or p.bad_words_ids)
+            and p.logprobs is None
+            and p.allowed_token_ids is None
             for p in params
         )
         temperatures = np.array([p.temperature for p in params], np.float64)

@@ -10,6 +10,7 @@ import pytest
 from nanoengine.bench.load import Load, drawn, id_prompt, read_trace, text_prompt
 from nanoengine.bench.serve import Slo, measure, show, summarise
 from nanoengine.bench.serve_client import Target, Timing
+from nanoengine.bench.serve_metrics import between, read_cache
 from nanoengine.cli import main
 from tests.server.conftest import make_engine, running
 
@@ -95,6 +96,63 @@ def test_open_loop_against_our_server_from_the_command_line(tmp_path, capsys):
     assert "goodput" in capsys.readouterr().out
 
 
+def _served(capsys, *options, **settings):
+    """Run the command against one server, twice: (prompts asked, what was printed) of each."""
+    engine, runs = make_engine(**settings), []
+    add, asked = engine.add_request, []
+    engine.add_request = lambda ids, *args, **kwargs: asked.append(tuple(ids)) or add(ids, *args, **kwargs)
+    with running(engine) as server:
+        for _ in range(2):
+            asked.clear()
+            size = ["--num-requests", "6", "--output-len", "2", "2", "--input-len", "16", "40"]
+            assert main(["bench", "serve", "--url", f"{server.url}/v1", *size, *options]) == 0
+            runs.append((list(asked), capsys.readouterr().out))
+    return runs
+
+
+@pytest.mark.parametrize("options", [["--vocab-size", "250"], [], ["--chat"], ["--warm-up", "0"]])
+def test_the_prefix_cache_knows_no_prompt_of_a_run_beforehand(options, capsys):
+    """Neither from the warm-up nor from the run before with the same seed."""
+    runs = _served(capsys, "--seed", "3", *options)
+    asked = [prompt for prompts, _ in runs for prompt in prompts]
+    assert len(set(asked)) == len(asked) == 2 * (6 if "--warm-up" in options else 8)
+    if "--chat" not in options:  # there the template's first words are the same
+        assert len({prompt[:4] for prompt in asked}) > len(asked) - 3  # a block is 4 tokens
+    if "--vocab-size" in options:
+        assert sorted(map(len, runs[0][0])) == sorted(map(len, runs[1][0]))  # lengths are the seed's
+        assert all("Prefix cache: 0 of " in out for _, out in runs)
+
+
+def test_the_same_prompts_can_be_asked_again_and_the_hits_are_said(capsys):
+    (first, said), (second, said_again) = _served(capsys, "--same-prompts", "--vocab-size", "250")
+    assert sorted(first) == sorted(second)
+    assert len(set(first)) == 8  # the warm-up has its own all the same
+    tokens = sum(drawn(6, (16, 40), (2, 2), rate=None).input_lens)
+    assert f"Prefix cache: 0 of {tokens} prompt tokens (0.0%), by the server's usage" in said
+    hits = int(said_again.partition("Prefix cache: ")[2].split()[0])
+    assert hits > 0.8 * tokens
+
+
+METRICS = """# HELP vllm:prefix_cache_hits_total hits
+vllm:prefix_cache_queries_total{model_name="m",engine="0"} %s
+vllm:prefix_cache_queries_total{model_name="m",engine="1"} 50.0
+vllm:prefix_cache_hits_total{model_name="m",engine="0"} %s
+"""
+
+
+def test_hits_are_read_from_metrics_where_usage_does_not_tell_them():
+    texts = iter([METRICS % (100.0, 10.0), METRICS % (300.0, 60.0), METRICS % (20.0, 0.0), "nothing"])
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=next(texts)))
+    before, after, anew, none = (read_cache("http://x/v1", {}, transport) for _ in range(4))
+    assert between(before, after) == {"hits": 50.0, "queries": 200.0}
+    assert between(after, anew) is between(before, none) is none is None
+    assert read_cache("http://x/v1", {}, httpx.MockTransport(lambda request: httpx.Response(404))) is None
+    result = measure(Target("http://x/v1", "m"), Load([1], [4]), lambda i: "a", transport=_answering(TOKEN, END))
+    assert "neither the server's usage nor its /metrics" in show(result)
+    assert "50 of 200 prompt tokens (25.0%), by the server's /metrics" in show(
+        result | {"prefix_cache": between(before, after)})  # fmt: skip
+
+
 def test_closed_loop_keeps_so_many_in_the_air():
     engine = make_engine()
     engine.runner.delay = 0.005
@@ -152,6 +210,26 @@ def test_answers_that_are_failures(lines, error):
     with pytest.raises(RuntimeError, match=error):
         measure(Target("http://x/v1", "m", chat=True), Load([1, 1], [4, 4]), lambda i: "a",
                 transport=_answering(*lines))  # fmt: skip
+
+
+def test_an_event_may_hold_what_other_readers_split_lines_at():
+    token = TOKEN.replace('"a"', '"a\u2028b\x85c\u2029"')
+    result = measure(Target("http://x/v1", "m", chat=True), Load([1], [4]), lambda i: "a",
+                     transport=_answering(token, token, END))  # fmt: skip
+    assert (result["failed"], result["output_tokens"]) == (0, 2)
+
+
+@pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n", "\r\r"])
+def test_events_come_in_any_pieces_with_any_end_of_line(end):
+    data = end.join([TOKEN, TOKEN, END, "data: [DONE]", ""]).encode()
+
+    async def pieces():
+        for byte in data:
+            yield bytes([byte])
+
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=pieces()))
+    result = measure(Target("http://x/v1", "m", chat=True), Load([1], [4]), lambda i: "a", transport=transport)
+    assert (result["failed"], result["output_tokens"]) == (0, 2)
 
 
 def test_a_limit_that_the_server_does_not_know_is_said():

@@ -130,10 +130,44 @@ def test_a_note_beside_the_buttons_does_not_move_the_picture(lab):
 
 def test_play_runs_by_itself(lab):
     cell = _cell(lab, 1)
+    _handle(cell).focus()
+    lab.page.keyboard.press("Home")
+    _wait_for_title(cell, "step 0 of 20")
     cell.locator("select", has_text="4×").select_option(label="4×")
-    cell.locator(".widget-play button").first.click()
+    cell.locator('button[title="play"]').click()
     _wait_for_title(cell, "step 20 of 20")
     assert lab.console_errors == []
+
+
+# Of each thing that can be clicked or typed into, and is seen: what a screen reader calls it.
+NAMES = """cell => [...cell.querySelectorAll('.jp-OutputArea button, .jp-OutputArea input, .jp-OutputArea select')]
+    .filter(e => e.offsetParent !== null)
+    .map(e => e.title || e.getAttribute('aria-label') || e.labels?.[0]?.textContent || e.textContent.trim())"""
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_every_control_has_a_name(lab, number):
+    names = _cell(lab, number).evaluate(NAMES)
+    assert len(names) >= 8 and all(names), names
+
+
+def test_a_cell_that_is_run_again_leaves_no_timer_behind(lab):
+    cell = _cell(lab, 1)
+    cell.locator("select", has_text="1×").select_option(label="1×")
+    lab.page.evaluate(
+        "() => { const real = setTimeout; window.ticks = 0;"
+        " window.setTimeout = (f, ms, ...more) => { window.ticks += ms === 800; return real(f, ms, ...more); }; }"
+    )
+    cell.locator('button[title="play"]').click()
+    lab.page.wait_for_function("window.ticks >= 2", timeout=15_000)
+    cell.locator(".jp-InputArea-editor").click()
+    lab.page.keyboard.press("Control+Enter")
+    _wait_for_title(cell, "step 0 of 20")
+    lab.page.wait_for_timeout(2000)
+    lab.page.evaluate("() => { window.ticks = 0; }")
+    lab.page.wait_for_timeout(2500)
+    assert lab.page.evaluate("window.ticks") == 0
+    _wait_for_title(cell, "step 0 of 20")
 
 
 def test_two_runs_move_together(lab):

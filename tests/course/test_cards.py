@@ -4,12 +4,15 @@ import json
 import sqlite3
 import zipfile
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
 
 import pytest
 
+from nanoengine.course import progress
 from nanoengine.course.cards import cards
 from nanoengine.course.deck import DECK_IDS, Schedule, anki_notes, export_anki, span
+from nanoengine.course.due import is_due
 from nanoengine.course.interview import CARD_SECONDS, Asked, Interview, draw, interview, run_interview, summary
 from nanoengine.course.record import load, load_all
 from nanoengine.course.text import Text, bare
@@ -36,6 +39,49 @@ def test_due_cards_come_first_then_new_ones_then_those_of_later():
     schedule.review(DECK[2].key, 1, NOW - timedelta(hours=1))  # lost: was due a minute later
     assert [card.id for card in schedule.order(DECK, NOW)] == [DECK[i].id for i in (2, 1, 3, 0)]
     assert [schedule.is_due(card, NOW) for card in DECK] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("zone", [ZoneInfo("UTC"), timezone(timedelta(hours=8)), ZoneInfo("America/New_York")])
+def test_a_review_may_be_told_in_any_zone(zone):
+    there, here = Schedule(), Schedule()
+    kept = there.review(DECK[0].key, 3, NOW.astimezone(zone))
+    assert kept == here.review(DECK[0].key, 3, NOW)
+    assert there.is_due(DECK[0], (NOW + timedelta(minutes=10)).astimezone(zone))
+    assert not there.is_due(DECK[0], (NOW + timedelta(minutes=9)).astimezone(zone))
+
+
+def test_now_without_a_zone_is_local_time():
+    there, here = Schedule(), Schedule()
+    local = NOW.astimezone().replace(tzinfo=None)
+    assert there.review(DECK[0].key, 3, local) == here.review(DECK[0].key, 3, NOW)
+    assert there.order(DECK, local) == here.order(DECK, NOW)
+
+
+def test_a_card_in_review_is_due_on_its_day_one_that_is_learned_at_its_minute():
+    east = timezone(timedelta(hours=8))
+    due = datetime(2026, 1, 9, 20, tzinfo=east)
+    entry = {"state": 2, "due": due.astimezone(UTC).isoformat()}
+    assert is_due(entry, datetime(2026, 1, 9, 0, 1, tzinfo=east))
+    assert is_due(entry, datetime(2026, 1, 9, 8, tzinfo=east))
+    assert not is_due(entry, datetime(2026, 1, 8, 23, 59, tzinfo=east))
+    assert not is_due(entry, datetime(2026, 1, 8, 16, tzinfo=UTC) - timedelta(hours=20))
+    assert not is_due({**entry, "state": 1}, datetime(2026, 1, 9, 19, 59, tzinfo=east))
+    assert is_due({**entry, "state": 1}, due)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{}, {"due": "2025-01-01T10:00:00"}, {"due": "soon", "state": 2}, {"due": None, "reviews": None},
+     {"due": "2025-01-01T10:00:00", "state": 2, "step": None, "stability": 3.0, "difficulty": 5.0,
+      "last_review": "2024-12-30T10:00:00"},
+     {"due": "2025-01-01T10:00:00", "state": 2, "stability": None}, {"due": "2025-01-01T10:00:00", "state": 9}],
+)  # fmt: skip
+def test_a_card_of_an_older_version_is_due_and_can_be_graded(progress_file, entry):
+    progress.save(progress_file, {**progress.empty(), "cards": {DECK[0].key: entry}})
+    form = cards("01")
+    assert form.start() is DECK[0] and form.schedule.is_due(DECK[0])
+    assert "Saved." in form.grade(3)
+    assert form.schedule.due(DECK[0].key) > datetime.now(UTC)
 
 
 def test_the_schedule_lives_in_the_progress_file(progress_file):
@@ -174,14 +220,14 @@ def test_the_terminal_interview_times_grades_and_closes_with_the_rubric(lang):
 def test_ending_early_still_sums_up():
     done, said = _terminal(["", "", "3"], [0, 60, 70])
     assert len(done) == 1
-    assert "Ended early." in said and "1 questions, 1:00" in said and "Rubric" in said
+    assert "Ended early." in said and "1 question, 1:00" in said and "Rubric" in said
     assert _terminal([], [0])[0] == []
 
 
 def test_few_cards_are_said_to_be_few():
     said = []
     run_interview(60, deck=DECK[:1], read=lambda _: "3", write=said.append, now=lambda: 0.0)
-    assert "only 1 cards so far" in said[0]
+    assert "Only 1 card so far" in said[0]
 
 
 def test_the_interview_in_a_notebook_goes_the_same_way():

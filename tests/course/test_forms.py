@@ -85,8 +85,8 @@ def test_a_damaged_progress_file_is_said_where_the_reader_looks(progress_file):
     sheet = recall("01")
     sheet.widget  # noqa: B018 - builds it
     sheet._on_grade("good")
-    assert "is damaged" in sheet._note.value
-    assert progress_file.read_text(encoding="utf-8") == "{"
+    assert "was damaged" in sheet._note.value and "progress.damaged-1.json" in sheet._note.value
+    assert progress_file.with_name("progress.damaged-1.json").read_text(encoding="utf-8") == "{"
 
 
 def test_recall_shows_the_rubric_first_and_saves_the_grade(progress_file):
@@ -114,6 +114,14 @@ def test_the_clock_counts_down_without_a_thread():
     assert timer.label.value == "time is up: finish the sentence"
     timer.restart(30)
     assert (timer.play.value, timer.play.max, timer.bar.max, timer.play.playing) == (0, 30, 30, True)
+
+
+def test_the_clock_of_a_form_that_is_shown_again_stops():
+    first, second = recall("01"), recall("01")
+    assert first.widget is not None
+    first._clock.restart()
+    assert second.widget is not None
+    assert not first._clock.play.playing
 
 
 def test_a_hunt_is_done_when_every_answer_was_seen(progress_file):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import nbformat
@@ -83,10 +84,21 @@ def submissions(source: LessonSource, seconds: int) -> dict[str, tuple[object, d
         "network": (_with(stub, {"env": "import socket\nsocket.create_connection(('127.0.0.1', 9), 1)"}),
                     {"ex01a": "stub", "ex01b": "stub"}, "Error"),
         "input": (_with(solved, {"env": "input()"}), both_ok, "cell 1"),
-        "not_json": ("this was a notebook", lost, "not JSON"),
+        "not_json": ("this was a notebook", lost, "not JSON (line 1: "),
         "json_but_no_notebook": ('{"nbformat": 4}', lost, "no list of cells"),
-        "cut_off": (text[: len(text) // 2], lost, "not JSON"),
-        "empty": ("", lost, "not JSON"),
+        "cut_off": (text[: len(text) // 2], lost, "cut off after"),
+        "empty": ("", lost, "the file is empty (0 bytes)"),
+        "cut_in_a_character": (b'{"cells": ["\xe2', lost, "in the middle of a character"),
+        "utf_16": (text.encode("utf-16"), lost, "is UTF-16 text"),
+        "utf_16_without_a_mark": (text.encode("utf-16-le"), lost, "is UTF-16 text"),
+        "utf_32": (text.encode("utf-32"), lost, "is UTF-32 text"),
+        "gbk": (json.dumps({"cells": ["分页注意力"]}, ensure_ascii=False).encode("gbk"), lost, "is GBK"),
+        "bytes": (b"\x80\x81\x00\xff", lost, "not UTF-8 (byte 0 is 0x80)"),
+        "zip": (b"PK\x03\x04rest", lost, "a zip archive"),
+        "login_page": ("<!DOCTYPE html><html></html>", lost, "a page of HTML"),
+        "blank": (" \n", lost, "the file is empty"),
+        "with_a_mark": (text.encode("utf-8-sig"), both_ok, ""),
+        "nbformat_3": (nbformat.v3.nbjson.writes(nbformat.convert(copy.deepcopy(_bare(solved)), 3)), both_ok, ""),
     }  # fmt: skip
 
 
@@ -95,7 +107,8 @@ def write_class(folder: Path, made: dict[str, tuple[object, dict[str, str], str]
     for number, (name, (notebook, _, _)) in enumerate(made.items()):
         path = folder / (f"group {number % 3}/{name}.ipynb" if number % 2 else f"{name}.ipynb")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(notebook if isinstance(notebook, str) else nbformat.writes(notebook), encoding="utf-8")
+        text = notebook if isinstance(notebook, (str, bytes)) else nbformat.writes(notebook)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
 def _answers(notebook: NotebookNode) -> dict[str, str]:

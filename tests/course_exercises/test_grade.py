@@ -1,4 +1,4 @@
-"""A class of 28 submissions is graded: each gets its right row, and nothing outlives the grader."""
+"""A class of 39 submissions is graded: each gets its right row, and nothing outlives the grader."""
 
 import csv
 import io
@@ -74,7 +74,10 @@ def test_nothing_outlives_the_grader(graded):
 
 def test_what_took_too_long_or_too_much_says_so(graded):
     rows = graded[0]
-    assert "still running after 3 s" in rows["infinite_loop"].marks["ex01a"].message
+    # On a machine that is busy with others the wall clock may ring first.
+    said = rows["infinite_loop"].marks["ex01a"].message
+    assert said.removeprefix("ex01a: ") in ("still running after 3 s of processor time", "still running after 9 s")
+    assert "still running after 9 s" in "; ".join(rows["sleeps"].notes)
     assert "MemoryError" in rows["memory_bomb"].marks["ex01a"].message
 
 
@@ -84,7 +87,7 @@ def test_a_process_that_leaves_its_session_and_wipes_its_environment_dies_withou
     """Where the kernel gives no PID namespace, orphans come back to the grader, which ends them."""
     blocked = tmp_path / "sitecustomize.py"
     blocked.write_text("import nanoengine.course.sandbox as s\ns._own_namespaces = lambda: None\n", encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     for name in ("daemon", "forks"):
         nbformat.write(CLASS[name][0], tmp_path / f"{name}.ipynb")
     rows = grade([tmp_path], limits=LIMITS)
@@ -151,6 +154,13 @@ def test_folders_are_searched_and_checkpoints_left_out(tmp_path):
     assert found == ["a/c.ipynb", "b.ipynb"]
     with pytest.raises(FileNotFoundError, match="no notebook"):
         find_submissions([tmp_path / "a" / ".ipynb_checkpoints"])
+
+
+def test_what_an_archive_leaves_beside_the_notebooks_is_no_student(tmp_path):
+    for name in ("a.ipynb", "._b.ipynb", "__MACOSX/._a.ipynb", "__MACOSX/c.ipynb", "C.IPYNB"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    assert [path.name for path in find_submissions([tmp_path])] == ["C.IPYNB", "a.ipynb"]
 
 
 class TestReports:

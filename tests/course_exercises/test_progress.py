@@ -1,13 +1,17 @@
 """The learner's progress: one file that survives crashes, other machines and newer exercises."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
-from nanoengine.course import progress
+from nanoengine.course import lesson, progress
 from nanoengine.course.check import CheckFailed, check, hint
 from nanoengine.course.status import next_exercise, status_lines
 from tests.course_exercises import answers_01
+from tests.course_exercises.conftest import ROOT
 
 
 @pytest.fixture
@@ -156,3 +160,134 @@ def test_the_status_names_every_exercise_with_its_state(path):
     assert "○ ex01b" in lines
     assert "1 seen, 1 due" in lines
     assert next_exercise(progress.load(path)).id == "ex01b"
+
+
+# a file that cannot be written or read
+
+
+@pytest.fixture
+def blocked(tmp_path, monkeypatch):
+    """A progress file that nobody can write, root included: its folder is a file."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("NANOENGINE_PROGRESS", str(tmp_path / "file" / "progress.json"))
+    return tmp_path / "file" / "progress.json"
+
+
+@pytest.mark.parametrize(("lang", "words"), [("en", "Progress is not kept."), ("zh", "进度没有保存")])
+def test_the_verdict_comes_where_progress_cannot_be_kept(blocked, lang, words, capsys, monkeypatch):
+    monkeypatch.setattr(lesson, "_current", lang)
+    _pass("ex01b")
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("✓ ex01b") and second.startswith(words)
+    assert str(blocked) in second and "NANOENGINE_PROGRESS" in second
+    with pytest.raises(CheckFailed) as failed:
+        check("ex01a", {})
+    assert str(failed.value).splitlines()[1].startswith(words)
+
+
+def test_hints_go_on_where_they_cannot_be_counted(blocked, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_hints_shown", {})
+    hint("ex01a")
+    hint("ex01a")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:6] for line in lines] == ["Hint 1", "Progre", "Hint 2", "Progre"]
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(30, "Read-only file system")])
+@pytest.mark.parametrize("place", ["locked", "write_whole"])
+def test_any_refusal_of_the_system_is_a_line_and_no_exception(path, error, place, monkeypatch, capsys):
+    def refuse(*_args, **_kwargs):
+        raise error
+
+    monkeypatch.setattr(progress, place, refuse)
+    _pass("ex01b")
+    assert f"{path} ({error.strerror})" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\0\0\0", '{"schema": 1, "cards": {"a": 1}}', "[" * 100_000])
+def test_a_damaged_file_is_set_aside_and_named(path, text, capsys):
+    path.write_text(text, encoding="utf-8")
+    path.with_name(".course.json").write_text("{}", encoding="utf-8")
+    for number in (1, 2):
+        _pass("ex01b")
+        shown = capsys.readouterr().out
+        aside = path.with_name(f"progress.damaged-{number}.json")
+        assert f"{path} was damaged: it is now {aside.name}" in shown
+        assert aside.read_text(encoding="utf-8") == text
+        assert progress.state(progress.load(path), "ex01b") == "passed"
+        path.write_text(text, encoding="utf-8")
+
+
+def test_a_file_of_a_newer_version_and_one_named_by_mistake_stay_where_they_are(path, tmp_path, capsys, monkeypatch):
+    path.write_text('{"schema": 99, "exercises": {}}', encoding="utf-8")
+    _pass("ex01b")
+    assert "newer nanoengine" in capsys.readouterr().out
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine", encoding="utf-8")
+    monkeypatch.setenv("NANOENGINE_PROGRESS", str(notes))
+    _pass("ex01b")
+    assert "Progress is not kept." in capsys.readouterr().out
+    assert notes.read_text(encoding="utf-8") == "mine" and "99" in path.read_text(encoding="utf-8")
+
+
+def test_a_file_with_a_byte_order_mark_is_read(path):
+    _pass("ex01b")
+    path.write_text(path.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    assert progress.state(progress.load(path), "ex01b") == "passed"
+
+
+_NOTES = """
+import sys
+from pathlib import Path
+from nanoengine.course import progress
+for n in range(int(sys.argv[3])):
+    assert progress.note("cards", f"{sys.argv[1]}-{n}", {"n": n}, path=Path(sys.argv[2]))
+"""
+
+
+def _kernel(name, path, notes):
+    command = [sys.executable, "-c", _NOTES, name, str(path), str(notes)]
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def test_two_kernels_lose_none_of_each_others_notes(path):
+    kernels = [_kernel(name, path, 200) for name in "ab"]
+    assert [kernel.wait(120) for kernel in kernels] == [0, 0]
+    assert len(progress.load(path)["cards"]) == 400
+
+
+def test_a_kernel_that_is_killed_leaves_a_whole_file_and_no_lock(path):
+    kernel = _kernel("a", path, 10_000)
+    while not progress.load(path)["cards"]:
+        assert kernel.poll() is None
+    kernel.kill()
+    kernel.wait(30)
+    before = len(progress.load(path)["cards"])
+    (path.parent / f".{path.name}.tmp-left").write_text("half", encoding="utf-8")
+    assert progress.note("cards", "after", {})
+    assert len(progress.load(path)["cards"]) == before + 1
+    assert {p.name for p in path.parent.iterdir() if p.is_file()} <= {progress.NAME, f".{progress.NAME}.lock"}
+
+
+def test_a_link_to_the_progress_file_stays_a_link(path, tmp_path):
+    real = tmp_path / "real.json"
+    path.rename(real)
+    path.symlink_to(real)
+    assert progress.note("quiz", "01", {"right": 4})
+    assert path.is_symlink() and progress.load(real)["quiz"]["01"]["right"] == 4
+
+
+def test_entries_of_older_versions_are_read(path):
+    old = {"ex01a": {"passed_at": "2025-01-01T10:00:00"}, "ex01b": {"attempts": None, "hints": "x"}}
+    progress.save(path, {**progress.empty(), "exercises": old, "cards": {"01/step": {"due": "2025-01-01T10:00:00"}}})
+    _pass("ex01b")
+    assert "1 seen, 1 due" in "\n".join(status_lines(progress.load(path)))
+    assert progress.load(path)["exercises"]["ex01b"]["attempts"] == 1
+    merged = progress.merge(progress.load(path), {**progress.empty(), "exercises": old, "recall": 3, "quiz": {"01": 1}})
+    assert merged["exercises"]["ex01a"]["passed_at"] == "2025-01-01T10:00:00" and merged["quiz"] == {}
+
+
+def test_the_later_of_two_entries_is_told_by_the_instant_not_by_the_text():
+    early, late = {"at": "2026-01-01T09:00:00+08:00"}, {"at": "2026-01-01T02:00:00+00:00"}
+    a, b = ({**progress.empty(), "quiz": {"01": entry}} for entry in (early, late))
+    assert progress.merge(a, b)["quiz"]["01"] == progress.merge(b, a)["quiz"]["01"] == late

@@ -179,3 +179,20 @@ def test_the_work_folder_is_found_from_below_it(course, work, monkeypatch, capsy
     monkeypatch.chdir(work / "exercises")
     assert cli.main(["course", "status"]) == 0
     assert str(work / progress.NAME) in capsys.readouterr().out
+
+    def test_a_file_name_in_an_advice_is_quoted(self, run, tmp_path):
+        run("start")
+        shown = run("export", "progress", str(tmp_path / "my $(x) progress.json"))
+        assert "nanoengine course merge 'my $(x) progress.json'" in shown
+
+    def test_a_folder_that_cannot_be_written_is_one_line_that_says_what_to_type(self, course, tmp_path, capsys):
+        (tmp_path / "file").write_text("", encoding="utf-8")
+        assert cli.main(["course", "start", "--work", str(tmp_path / "file" / "work")]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "cannot be written" in line and "--work FOLDER" in line
+
+    def test_a_damaged_progress_file_is_set_aside_and_named(self, run, work):
+        run("start")
+        (work / progress.NAME).write_text("{", encoding="utf-8")
+        assert f"{work / progress.NAME} was damaged: it is now progress.damaged-1.json" in run("status")
+        assert "was damaged" not in run("status")

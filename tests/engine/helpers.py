@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from nanoengine.config import EngineConfig
-from nanoengine.engine.block_manager import BlockManager, chain_hash
+from nanoengine.engine.block_manager import ROOT, BlockManager, chain_hash
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.sequence import Sequence
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.sim import SlotRunner, expected_output
+from nanoengine.sim.slot_runner import _B, _MASK, _feed, mix, prefix_states
 
 VOCAB = 50
 
@@ -71,6 +74,31 @@ def assert_empty(eng: LLMEngine) -> None:
     eng.block_manager.check_invariants([])
 
 
+def check_cached_kv(manager: BlockManager, runner: SlotRunner, not_yet: set[int] = frozenset()) -> None:
+    """Each findable block, but those that a step in flight will write (``not_yet``), holds what its prefix says."""
+    known = {content.content_id: content for content in manager._contents.values()}
+    slots = runner.slots.reshape(manager.num_blocks, manager.block_size)
+    for content in known.values():
+        chain = [content]
+        while chain[-1].parent_id in known:
+            chain.append(known[chain[-1].parent_id])
+        if chain[-1].parent_id != ROOT:
+            continue  # its parent was evicted: nobody gets here
+        tokens = np.concatenate([np.frombuffer(c.tokens[-8 * manager.block_size :], np.int64) for c in reversed(chain)])
+        right = prefix_states(tokens.tolist())[-manager.block_size :]
+        for block in set(content.blocks) - not_yet:
+            assert slots[block].tolist() == right, f"block {block} is findable, but another prefix's, or not written"
+
+
+def check_salts(manager: BlockManager, sequences) -> None:
+    """No sequence holds a block that was registered under another salt."""
+    for seq in sequences:
+        content = manager._content_of[seq.block_table[0]]
+        if content is not None:
+            salt = content.tokens[: -8 * manager.block_size].decode("utf-8", "surrogatepass")
+            assert salt == (seq.cache_salt or ""), seq
+
+
 def constant_hash(parent_key: int, tokens: bytes) -> int:
     """Everything collides."""
     return 5
@@ -92,9 +120,9 @@ class Counting:
         return chain_hash(parent_key, tokens)
 
 
-def cached(manager: BlockManager, tokens, num_written: int | None = None, seq_id: int = 0) -> Sequence:
+def cached(manager: BlockManager, tokens, num_written: int | None = None, seq_id: int = 0, **kwargs) -> Sequence:
     """A sequence that went through ``manager``: allocated, computed and committed; still holding its blocks."""
-    seq = sequence(tokens, seq_id)
+    seq = sequence(tokens, seq_id, **kwargs)
     manager.allocate(seq, manager.lookup(seq))
     seq.num_computed_tokens = len(seq.token_ids) if num_written is None else num_written
     manager.commit(seq, seq.num_computed_tokens)
@@ -119,6 +147,39 @@ class Recorder(SlotRunner):
 
 def recorded(num_blocks, block_size, **kwargs):
     return engine(runner=Recorder(num_blocks, block_size, 50), **kwargs)
+
+
+class Drafting(SlotRunner):
+    """Brings 1 to ``most`` right ids a row, as if drafts were accepted, and writes the KV of none.
+
+    They follow from what the row's slots hold: wrong KV gives wrong ids here, too.
+    """
+
+    def __init__(self, *args, rng=None, most: int = 1, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.rng, self.most = rng, most
+        self.num_extra = 0
+
+    def _run(self, batch):
+        results = super()._run(batch)
+        for row in batch.sample_rows.tolist():
+            table, context = batch.block_tables[row], int(batch.context_lens[row])
+            results[row] += self._following(table, context, results[row][0])
+        return results
+
+    def extra(self) -> int:
+        return self.rng.randint(0, self.most - 1)
+
+    def _following(self, table, num_tokens: int, token: int) -> list[int]:
+        states, ids = self._gather(table, num_tokens), []
+        total, power = int((states * self._b(num_tokens)).sum()), pow(_B, num_tokens, _MASK + 1)
+        state = int(states[-1])
+        for _ in range(self.extra() if self.most > 1 else 0):
+            state, total, power = _feed(token, state, total, power)
+            token = mix(total) % self.vocab_size
+            ids.append(token)
+        self.num_extra += len(ids)
+        return ids
 
 
 def add(eng, prompt, max_tokens=8, **kwargs):

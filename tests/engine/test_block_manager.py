@@ -46,10 +46,10 @@ def test_block_of_one_token():
     assert hits(m, [8, 9]) == 0
 
 
-# case 10: two identical prompts in one step
+# case 10: two identical prompts in one step (that they share is the scheduler's doing: test_sharing.py)
 
 
-def test_identical_prompts_in_one_step_share_nothing_and_end_as_one_content():
+def test_identical_prompts_looked_up_before_either_is_registered_end_as_one_content():
     m = manager()
     first, second = sequence(A + B + [5], 1), sequence(A + B + [5], 2)
     for seq in (first, second):

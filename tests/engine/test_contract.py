@@ -38,6 +38,14 @@ BAD_PARAMS = {
     "logprobs": [*NO_INTEGERS, -1, 1001],
     "skip_special_tokens": [1, None],
     "detokenize": ["no", 0],
+    "n": [*NO_INTEGERS, None, 0, -1, 129],
+    "logit_bias": [5, [1, 2], {"5": 1.0}, {-1: 1.0}, {2**31: 1.0}, {1: 100.5}, {1: -101}, {1: NAN}, {1: "2"},
+                   {1.5: 1.0}, {True: 1.0}, {1: None}],
+    "allowed_token_ids": [[], 5, "12", [-1], [2**31], [1.5], [True], [None], [[1]]],
+    "bad_words": ["", "word", [""], [" "], [5], 5, [None], {"a": 1}],
+    "bad_words_ids": [5, [5], [[]], [[1], []], [[-1]], [[2**31]], ["a"]],
+    "prompt_logprobs": [*NO_INTEGERS, -1, 1001],
+    "include_stop_str_in_output": [1, None, "yes"],
 }
 
 
@@ -50,7 +58,12 @@ def test_bad_sampling_value(name, value):
     with pytest.raises(ValueError) as error:
         SamplingParams(**{name: value})
     assert name in str(error.value)
-    shown = value[0] if name == "stop_token_ids" and isinstance(value, list) else value
+    shown = value
+    while name in ("stop_token_ids", "allowed_token_ids", "bad_words_ids", "logit_bias") and shown:
+        if not isinstance(shown, (list, dict)) or repr(shown)[:60] in str(error.value):
+            break  # of many values the bad one is shown
+        inner = [*shown.items()][0] if isinstance(shown, dict) else shown
+        shown = next(x for x in inner if repr(x) in str(error.value) or isinstance(x, list))
     assert repr(shown)[:60] in str(error.value) or isinstance(value, np.ndarray)
 
 
@@ -104,6 +117,7 @@ def test_greedy_with_top_p_is_one_valid_request():
 BAD_CONFIG = {
     "max_num_seqs": [0, -1, 1.5, "4", None, True, NAN, 2**31],
     "max_num_batched_tokens": [0, None, 8.0],
+    "max_mixed_prefill_tokens": [0, -1, 8.0],
     "max_model_len": [0, 1, -5, None],
     "block_size": [0, -16, 16.0, True, "16", 2**31],
     "num_blocks": [0, -1, 2.5, 2**31],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -10,7 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from nanoengine.sampling_params import SamplingParams
 
 from .fuzz import campaign
-from .helpers import assert_empty, assert_right, engine, finish, holders
+from .helpers import Drafting, assert_empty, assert_right, check_cached_kv, engine, finish, holders
+
+EVENTS = ("abort", "failures", "hit tokens", "length", "stop", "preemptions", "refused")
+EVENTS += ("tokens beyond the first",)
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -18,7 +23,7 @@ def test_random_lives(part):
     """A quarter of 100,000 steps; the exact counts prove that the events did occur."""
     counts = campaign(1000 * part, 25_000)
     assert counts["steps"] >= 25_000
-    for event in ("abort", "failures", "hit tokens", "length", "stop", "preemptions", "refused"):
+    for event in EVENTS:
         assert counts[event] > 100, counts
 
 
@@ -27,20 +32,27 @@ class Life(RuleBasedStateMachine):
         blocks=st.integers(1, 12), size=st.sampled_from([1, 2, 3, 4, 16, 256]), seqs=st.integers(1, 4),
         budget=st.integers(1, 30), policy=st.sampled_from(["token_budget", "prefill_first"]),
         overlap=st.integers(0, 1), hold_back=st.booleans(), caching=st.booleans(),
+        most=st.integers(1, 4), cap=st.sampled_from([None, 1, 5]),
     )  # fmt: skip
-    def start(self, blocks, size, seqs, budget, policy, overlap, hold_back, caching):
+    def start(self, blocks, size, seqs, budget, policy, overlap, hold_back, caching, most, cap):
+        runner = Drafting(blocks, size, 5, hold_back=hold_back, rng=random.Random(most), most=most)
         self.engine = engine(
-            blocks, size, hold_back=hold_back, max_num_seqs=seqs, max_num_batched_tokens=budget, policy=policy,
-            overlap=overlap, enable_prefix_caching=caching, max_model_len=40, vocab_size=5, eos_token_ids=(4,),
+            runner=runner, max_num_seqs=seqs, max_num_batched_tokens=budget, policy=policy,
+            max_mixed_prefill_tokens=cap, overlap=overlap, enable_prefix_caching=caching,
+            max_model_len=40, vocab_size=5, eos_token_ids=(4,),
         )  # fmt: skip
         self.pool = blocks * size
         self.seqs: list = []
 
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12), max_tokens=st.integers(1, 12), eos=st.booleans())
-    def arrive(self, prompt, max_tokens, eos):
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12), max_tokens=st.integers(1, 12), eos=st.booleans(),
+        copies=st.integers(1, 4),
+    )  # fmt: skip
+    def arrive(self, prompt, max_tokens, eos, copies):
+        """Equal prompts arrive together: they start in one step, if they can."""
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=not eos)
         if len(prompt) <= self.pool:
-            self.seqs.append(self.engine.add_request(prompt, params))
+            self.seqs += [self.engine.add_request(prompt, params) for _ in range(copies)]
         else:
             with pytest.raises(ValueError, match=f"the whole KV pool holds {self.pool}"):
                 self.engine.add_request(prompt, params)
@@ -58,7 +70,11 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def laws(self):
         if hasattr(self, "engine"):
-            self.engine.block_manager.check_invariants(holders(self.engine))
+            manager, written = self.engine.block_manager, set()
+            manager.check_invariants(holders(self.engine))
+            for step in self.engine.in_flight:
+                written |= set((step.batch.slot_mapping // manager.block_size).tolist())
+            check_cached_kv(manager, self.engine.runner, written)
 
     def teardown(self):
         if not hasattr(self, "engine"):

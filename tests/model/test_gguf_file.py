@@ -159,7 +159,7 @@ def test_what_cannot_be_converted_is_named(tmp_path, llama_arrays, options, word
 
 
 def test_another_architecture_is_refused(tmp_path, llama_arrays):
-    with pytest.raises(ValueError, match=r"small\.gguf: architecture 'gemma' is not supported.*llama, qwen3"):
+    with pytest.raises(ValueError, match=r"small\.gguf: architecture 'gemma' is not supported.*llama, qwen2, qwen3"):
         convert(tmp_path, "gemma", llama_arrays)
 
 

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from nanoengine import EngineConfig, LLMEngine, SamplingParams
 from nanoengine.loader.weights import dummy_weights
-from nanoengine.model.config import NAMED_CONFIGS, ModelConfig
+from nanoengine.model.config import NAMED_CONFIGS, ModelConfig, model_type
 from nanoengine.model.decoder import Decoder
 from nanoengine.runners import make_runner
 from nanoengine.tokenizer.tokenizer import load_tokenizer
@@ -100,14 +100,9 @@ def feed(model, texts: list[list[int]], prompts: list[int], rounds: int = 1, **s
 # small models with random weights: everything is crossed with everything
 
 
-def llama(**changes) -> ModelConfig:
-    return dataclasses.replace(NAMED_CONFIGS["tiny-llama"], **changes)
-
-
-def qwen(**changes) -> ModelConfig:
-    return dataclasses.replace(NAMED_CONFIGS["tiny-qwen3"], **changes)
-
-
+llama = functools.partial(dataclasses.replace, NAMED_CONFIGS["tiny-llama"])
+qwen = functools.partial(dataclasses.replace, NAMED_CONFIGS["tiny-qwen3"])
+qwen2 = functools.partial(dataclasses.replace, NAMED_CONFIGS["tiny-qwen2"])
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}  # fmt: skip
 VARIANTS = {
@@ -119,12 +114,17 @@ VARIANTS = {
     "linear-rope": llama(rope_scaling={"rope_type": "linear", "factor": 4.0}),
     "llama-biases": llama(attention_bias=True, mlp_bias=True),
     "qwen3-bias": qwen(attention_bias=True),
+    "llama-attention-bias": llama(attention_bias=True),
+    "qwen2": qwen2(),
+    "qwen2-untied": qwen2(tie_word_embeddings=False),
+    "qwen2-7-heads-each": qwen2(hidden_size=224, num_attention_heads=14, num_key_value_heads=2),
     "head-dim-96": llama(head_dim=96, num_attention_heads=4, num_key_value_heads=1),
     "head-dim-128": qwen(head_dim=128, num_attention_heads=2, num_key_value_heads=1),
     "3-kv-heads": llama(hidden_size=144, num_attention_heads=9, num_key_value_heads=3, head_dim=64),
     "no-groups": llama(hidden_size=160, num_attention_heads=5, num_key_value_heads=5),
     "llama-2-layers": llama(num_hidden_layers=2),
     "qwen3-2-layers": qwen(num_hidden_layers=2),
+    "qwen2-2-layers": qwen2(num_hidden_layers=2),
 }
 
 
@@ -149,13 +149,11 @@ def reference(variant: str) -> tuple[list[list[int]], list[torch.Tensor]]:
 
 
 def hugging_face(config: ModelConfig, dtype=torch.float32):
-    raw = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("architecture", "name", "qk_norm", "dtype")}
+    ours = ("architecture", "name", "qk_norm", "qkv_bias", "dtype")
+    raw = {k: v for k, v in dataclasses.asdict(config).items() if k not in ours}
     rope = {"rope_type": "default"} | (raw.pop("rope_scaling") or {}) | {"rope_theta": raw.pop("rope_theta")}
     raw |= {"rope_parameters": rope, "bos_token_id": None, "eos_token_id": list(raw.pop("eos_token_ids"))}
-    if config.qk_norm:
-        model = Qwen3ForCausalLM(Qwen3Config(**raw))
-    else:
-        model = LlamaForCausalLM(LlamaConfig(**raw))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type(config), **raw))
     missing, unexpected = model.load_state_dict(weights(config), strict=False)
     assert not unexpected and set(missing) <= ({"lm_head.weight"} if config.tie_word_embeddings else set())
     return model.eval().to(dtype)
@@ -206,7 +204,7 @@ def test_preempted_at_blocks_of_256(overlap):
     compare(teacher, logits[:2], [250, 245])
 
 
-@pytest.mark.parametrize(("variant", "block_size"), [("llama", 1), ("qwen3", 16), ("llama", 256)])
+@pytest.mark.parametrize(("variant", "block_size"), [("llama", 1), ("qwen3", 16), ("llama", 256), ("qwen2", 16)])
 def test_alone_from_the_first_token(variant, block_size):
     """Prompts of one token: all others are decode steps; one sequence at a time."""
     texts, logits = reference(variant)
@@ -224,7 +222,7 @@ def test_every_kind_of_decoder(variant):
     compare(teacher, logits, prompts)
 
 
-@pytest.mark.parametrize("variant", ["llama-2-layers", "qwen3-2-layers"])
+@pytest.mark.parametrize("variant", ["llama-2-layers", "qwen3-2-layers", "qwen2-2-layers"])
 def test_bfloat16(variant):
     """Against fp32: our bf16 is within the bound, and no worse than twice Hugging Face's own bf16."""
     texts, logits = reference(variant)

@@ -162,14 +162,16 @@ class Own:
 def test_own_sampler_needs_one_method_only(model, make):
     params = SamplingParams(temperature=0, max_tokens=5, logprobs=2, ignore_eos=True)
     want = run(engine(model), [([1, 2], params)])[0]
-    eng = LLMEngine(config := EngineConfig(vocab_size=VOCAB, max_model_len=256, num_blocks=9), make_runner(config, model=model, sampler=Own(make)))
+    config = EngineConfig(vocab_size=VOCAB, max_model_len=256, num_blocks=9)
+    eng = LLMEngine(config, make_runner(config, model=model, sampler=Own(make)))
     got = run(eng, [([1, 2], params)])[0]
     assert (got.output_ids, got.logprobs) == (want.output_ids, want.logprobs)
 
 
 @pytest.mark.parametrize("make", [lambda t: t[:, None], lambda t: t.float(), lambda t: t[:0], lambda t: t > 0])
 def test_a_sampler_that_returns_something_else_is_named(model, make):
-    eng = LLMEngine(config := EngineConfig(vocab_size=VOCAB, max_model_len=256, num_blocks=9), make_runner(config, model=model, sampler=Own(make)))
+    config = EngineConfig(vocab_size=VOCAB, max_model_len=256, num_blocks=9)
+    eng = LLMEngine(config, make_runner(config, model=model, sampler=Own(make)))
     seq = eng.add_request([1, 2])
     with pytest.raises(RuntimeError, match="the sampler returned .* expected one integer token id for each of the 1 "):
         eng.step()

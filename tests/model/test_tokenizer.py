@@ -148,10 +148,10 @@ def test_messages_given_are_not_changed():
         ([], "messages must be a non-empty list"),
         ({"role": "user", "content": "hi"}, "messages must be a non-empty list"),
         (["hi"], r"messages\[0\] must be a dict"),
-        ([CHAT[0], {"content": "hi"}], r"messages\[1\]\['role'\] must be a non-empty string"),
-        ([{"role": "user"}], r"messages\[0\]\['content'\] must be a string, got None"),
-        ([{"role": "user", "content": 3}], r"messages\[0\]\['content'\] must be a string, got 3"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], r"\['content'\] may hold only .*image_url"),
+        ([CHAT[0], {"content": "hi"}], r"messages\[1\].role must be a non-empty string"),
+        ([{"role": "user"}], r"messages\[0\].content must be a string or a list of text parts, got None"),
+        ([{"role": "user", "content": 3}], r"messages\[0\].content must be a string or a list of text parts, got 3"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"\[0\].content\[0\] must be .*image_url"),
     ],
 )
 def test_malformed_messages_are_named(smollm, messages, words):

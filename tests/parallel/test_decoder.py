@@ -29,7 +29,7 @@ def weights_of(config):
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize(("name", "bias", "tied", "vocab"), [
     ("tiny-llama", False, False, 1024), ("tiny-llama", True, False, 1024), ("tiny-llama", True, True, 1023),
-    ("tiny-qwen3", False, True, 1021), ("tiny-qwen3", False, False, 1001),
+    ("tiny-qwen3", False, True, 1021), ("tiny-qwen3", False, False, 1001), ("tiny-qwen2", False, True, 1024),
 ])  # fmt: skip
 def test_logits_are_those_of_one_rank(name, bias, tied, vocab, size):
     config = dataclasses.replace(NAMED_CONFIGS[name], attention_bias=bias, mlp_bias=bias, tie_word_embeddings=tied,

@@ -71,6 +71,22 @@ def test_several_prompts_in_one_call_come_with_their_index():
     assert serve(make_engine(), main) == [(expected_output(prompt, 5, VOCAB), "length") for prompt in prompts]
 
 
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_samples_come_with_their_index_and_share_their_prompt(overlap):
+    prompts = [list(range(20)), [4, 5, 6]]
+
+    async def main(served):
+        params = SamplingParams(max_tokens=5, n=3)
+        return await read(await served.add([r for prompt in prompts for r in Request.samples(prompt, params)]))
+
+    engine = make_engine(overlap=overlap)
+    found = serve(engine, main)
+    assert found == [(expected_output(prompt, 5, VOCAB), "length") for prompt in prompts for _ in range(3)]
+    assert engine.block_manager.num_hit_tokens == 2 * 16
+    with pytest.raises(ValueError, match="n must be 1 for one sequence"):
+        serve(make_engine(), lambda served: served.add([request([1], n=2)]))
+
+
 def test_what_is_refused_queues_nothing_and_the_engine_goes_on():
     async def main(served):
         for bad in ([[1], []], [[VOCAB]], [[1] * 600]):

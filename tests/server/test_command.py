@@ -23,7 +23,10 @@ def never_served(monkeypatch):
      (["--trace-steps", "99999"], "--trace-steps"), (["--max-body-bytes", "1"], "--max-body-bytes"),
      (["--host", "999.1.1.1"], "choose another --host"), (["--host", "a..b"], "choose another --host"),
      (["--host", ""], "--host"), (["--api-key", ""], "--api-key"), (["--api-key", " "], "--api-key"),
-     (["--api-key", "k\n"], "--api-key"), (["--served-model-name", " "], "--served-model-name")],
+     (["--api-key", "k\n"], "--api-key"), (["--served-model-name", " "], "--served-model-name"),
+     (["--keep-alive", "0"], "--keep-alive"), (["--cors-origin", "example.org"], "--cors-origin"),
+     (["--cors-origin", "https://a.org/page"], "--cors-origin"), (["--cors-origin", ""], "--cors-origin"),
+     (["--cors-origin", "https://a.org:x"], "--cors-origin"), (["--cors-origin", "*.a.org"], "--cors-origin")],
 )  # fmt: skip
 def test_what_cannot_be_served_is_one_line(options, said, capsys):
     assert main([*TINY, *options]) == 2

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from nanoengine.server import run
+from nanoengine.server.app import Settings
 from nanoengine.server.output_stream import Generation
 from nanoengine.sim import expected_output
 from tests.server.conftest import VOCAB, aborted, ask, events, hold, make_engine, running, until
@@ -142,7 +143,7 @@ def test_half_open_connections_are_cut(slots, monkeypatch):
         with sock:
             with suppress(ConnectionResetError):
                 assert sock.recv(1000) == b""
-    assert time.monotonic() - began < run.KEEP_ALIVE_S - 2  # they were cut, not let go as idle ones
+    assert time.monotonic() - began < Settings.keep_alive_s - 2  # they were cut, not let go as idle ones
     assert_works(slots)
 
 
@@ -182,7 +183,7 @@ def test_a_reader_that_stops_reading_is_cut_and_holds_nothing():
             until(lambda: ask(client, prompt=[5], max_tokens=3).is_success)  # 1 s may be short on a busy machine
         until(lambda: server.is_idle)
         until(lambda: not server.server.server_state.connections)
-        assert time.monotonic() - began < run.KEEP_ALIVE_S - 2  # it was cut, not let go as an idle one
+        assert time.monotonic() - began < Settings.keep_alive_s - 2  # it was cut, not let go as an idle one
         sock.close()
         assert_works(server)
 

@@ -17,7 +17,8 @@ GOOD = {
     "prompt": ["hello", [1, 2], ["a", "b"], [[3], [4, 5]]], "messages": [[{"role": "user", "content": "a"}]],
     "max_tokens": [1, 3], "max_completion_tokens": [2], "temperature": [0, 1, 0.5], "top_p": [0.5], "seed": [1],
     "stop": ["a", ["a", "b"]], "stream": [True, False], "logprobs": [1, True], "top_k": [3], "min_tokens": [1],
-    "ignore_eos": [True], "stop_token_ids": [[5]], "n": [1], "stream_options": [{"include_usage": True}],
+    "ignore_eos": [True], "stop_token_ids": [[5]], "n": [1, 2, 3], "cache_salt": ["a"],
+    "stream_options": [{"include_usage": True}],
 }  # fmt: skip
 
 

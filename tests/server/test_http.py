@@ -1,15 +1,22 @@
 """The API over HTTP: whole answers and streams."""
 
+import asyncio
+import json
 import math
+from types import SimpleNamespace
 
+import httpx
 import openai
 import pytest
 
+from nanoengine.jsonl import json_line
 from nanoengine.llm import LLM
 from nanoengine.sampling_params import SamplingParams
+from nanoengine.server.answers import EventStream
+from nanoengine.server.errors import ApiError
 from nanoengine.sim import expected_output
 from nanoengine.tokenizer.tokenizer import byte_tokenizer
-from tests.server.conftest import VOCAB, ask, events, running, until
+from tests.server.conftest import VOCAB, PacedRunner, aborted, ask, events, make_engine, running, until
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +57,70 @@ def test_several_prompts_are_several_choices(slots):
     for chunk in chunks:
         streamed[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
     assert streamed == alone
+
+
+def test_n_choices_of_each_prompt_come_by_index_and_the_prompt_counts_once(tiny):
+    create = tiny.openai.completions.create
+    asked = dict(model="tiny", prompt=["hello", "other"], seed=5, max_tokens=6, logprobs=1)
+    whole = create(**asked, n=3)
+    assert [choice.index for choice in whole.choices] == list(range(6))
+    assert [len({choice.text for choice in choices}) for choices in (whole.choices[:3], whole.choices[3:])] == [3, 3]
+    assert [choice.text for choice in whole.choices][::3] == [choice.text for choice in create(**asked).choices]
+    assert all(len(choice.logprobs.tokens) == 6 and choice.finish_reason == "length" for choice in whole.choices)
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (10, 36)
+    streamed, ends = [""] * 6, []
+    for chunk in create(**asked, n=3, stream=True, stream_options={"include_usage": True}):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+            ends += [choice.index] * (choice.finish_reason == "length")
+    assert streamed == [choice.text for choice in whole.choices] and sorted(ends) == list(range(6))
+    assert (chunk.usage.prompt_tokens, chunk.usage.completion_tokens) == (10, 36)
+    assert tiny.is_idle
+
+
+def test_n_choices_of_a_chat(tiny):
+    talk = [{"role": "user", "content": "a"}]
+    create = tiny.openai.chat.completions.create
+    asked = dict(model="tiny", messages=talk, seed=5, max_tokens=6)
+    whole, one = create(**asked, n=4, logprobs=True), create(**asked)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    assert whole.choices[0].message.content == one.choices[0].message.content
+    assert len({choice.message.content for choice in whole.choices}) == 4
+    assert all(len(choice.logprobs.content) == 6 for choice in whole.choices)
+    assert whole.usage.prompt_tokens == one.usage.prompt_tokens and whole.usage.completion_tokens == 24
+    roles, texts = [], [""] * 4
+    for chunk in create(**asked, n=4, stream=True):
+        [choice] = chunk.choices
+        roles += [choice.index] * (choice.delta.role == "assistant")
+        texts[choice.index] += choice.delta.content or ""
+    assert roles == [0, 1, 2, 3] and texts == [choice.message.content for choice in whole.choices]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_all_its_choices(slots, stream):
+    slots.engine.runner.delay = 0.01
+    with slots.client() as client:
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 400, "n": 5, "stream": stream}
+        try:
+            with client.stream("POST", "/v1/completions", json=body, timeout=0.5) as response:
+                next(response.iter_lines())
+        except httpx.ReadTimeout:
+            assert not stream
+        until(lambda: slots.is_idle)
+        assert sum(aborted(client).values()) == 5
+
+
+def test_requests_share_with_their_own_salt_only(slots):
+    def cached(path="/v1/completions", **body):
+        return ask(client, path, max_tokens=2, **body).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    with slots.client() as client:
+        text = "a text that is longer than one block"
+        first, again = cached(prompt=text), cached(prompt=text, cache_salt=None)
+        assert first == 0 < again
+        assert [cached(prompt=text, cache_salt=salt) for salt in ("x", "x", "y", "y")] == [0, again, 0, again]
+        talk = {"messages": [{"role": "user", "content": text}], "path": "/v1/chat/completions"}
+        assert [cached(**talk, cache_salt=salt) > 0 for salt in ("x", "y", "x", "y")] == [False, False, True, True]
 
 
 def test_the_default_is_16_tokens_and_a_seed_repeats(tiny):
@@ -158,7 +229,8 @@ def test_the_description_has_every_field_of_a_request(slots):
     fields = schemas["ChatRequest"]["properties"]
     assert "max_completion_tokens" in fields
     assert fields["model"]["enum"] == ["tiny"]
-    assert fields["n"]["enum"] == [1, None]
+    assert fields["n"]["anyOf"][0] == {"type": "integer", "minimum": 1, "maximum": 128}
+    assert fields["cache_salt"]["anyOf"][0] == {"type": "string", "minLength": 1}
 
 
 def test_the_client_of_hugging_face(tiny):
@@ -179,3 +251,82 @@ def test_the_client_of_hugging_face(tiny):
     next(iter(leaving))
     leaving.close()
     until(lambda: tiny.is_idle)
+
+
+LINE_ENDS = "\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"
+
+
+class Saying(PacedRunner):
+    """Says ``text``, byte by byte."""
+
+    def __init__(self, text: str, **options):
+        super().__init__(**options)
+        self.said = text.encode()
+
+    def launch(self, batch):
+        pending, said = super().launch(batch), [[self.said[seq.num_output_tokens]] for seq in batch.seqs]
+        return SimpleNamespace(result=lambda: [tokens and new for tokens, new in
+                                               zip(pending.result(), said, strict=True)])  # fmt: skip
+
+
+def test_no_character_of_an_answer_ends_a_line_of_its_event():
+    """httpx's iter_lines and every reader by str.splitlines end a line at more than a line feed."""
+    text = f"é汉😀{LINE_ENDS}\n{LINE_ENDS}"
+    assert len(text.splitlines()) > len(LINE_ENDS)
+    asked = {"model": "tiny", "max_tokens": len(text.encode()), "stream": True}
+    talk = [{"role": "user", "content": "a"}]
+    with running(make_engine(runner=Saying(text))) as server, server.client() as client:
+        for path, body in (("completions", {"prompt": "a"}), ("chat/completions", {"messages": talk})):
+            with client.stream("POST", f"/v1/{path}", json=asked | body) as response:
+                choices = [event["choices"][0] for event in events(response)]  # by iter_lines
+            assert "".join(c.get("text") or c.get("delta", {}).get("content", "") for c in choices) == text
+            raw = client.post(f"/v1/{path}", json=asked | body).content
+            assert raw.decode().splitlines() == [line.decode() for line in raw.split(b"\n")[:-1]]
+        official = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        stream = official.chat.completions.create(messages=talk, **asked)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == text
+
+
+def test_any_value_is_one_line_of_json():
+    for value in (f"é汉😀{LINE_ENDS}\n\ud800", {LINE_ENDS: [LINE_ENDS, 1.5, None]}):
+        line = json_line(value)
+        assert len(line.encode().decode().splitlines()) == 1
+        assert json.loads(line) == value
+    assert json_line({"a": "é汉😀"}) == '{"a":"é汉😀"}'
+
+
+def test_error_events_stay_on_one_line():
+    async def main():
+        sent = []
+        stream = EventStream(SimpleNamespace(abort=lambda: None), None, 1.0)
+
+        async def send(message):
+            sent.append(message["body"])
+
+        await stream._last_word(ApiError(503, f"a{LINE_ENDS}b"), {}, send)
+        return b"".join(sent)
+
+    first, *_ = asyncio.run(main()).decode().splitlines()
+    assert json.loads(first.removeprefix("data: "))["error"]["message"] == f"a{LINE_ENDS}b"
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_the_last_chunk_says_what_stopped_it(path):
+    body = {"prompt": "a"} if path == "completions" else {"messages": [{"role": "user", "content": "a"}]}
+    with running(make_engine(runner=Saying("one STOP two"))) as server, server.client() as client:
+        for stop, reason in (({"stop": ["STOP"]}, "STOP"), ({"stop_token_ids": [ord("T")]}, ord("T")),
+                             ({"max_tokens": 3}, None)):  # fmt: skip
+            asked = {"model": "tiny", "max_tokens": 12} | body | stop
+            whole = client.post(f"/v1/{path}", json=asked).json()["choices"][0]
+            with client.stream("POST", f"/v1/{path}", json=asked | {"stream": True}) as response:
+                choices = [event["choices"][0] for event in events(response)]
+            assert whole["stop_reason"] == choices[-1]["stop_reason"] == reason
+            assert all(choice["stop_reason"] is None for choice in choices[:-1])
+
+
+def test_buckets_reach_below_the_times_of_a_fast_gpu(slots):
+    with slots.client() as client:
+        text = client.get("/metrics").text
+    for name, bound in (("time_to_first_token_seconds", 0.005), ("inter_token_latency_seconds", 0.0005),
+                        ("request_seconds", 0.01)):  # fmt: skip
+        assert f'nanoengine_{name}_bucket{{le="{bound}"}}' in text

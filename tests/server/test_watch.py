@@ -10,7 +10,7 @@ import pytest
 from nanoengine.cli import main
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.server.watch import PageServer, Watched
-from nanoengine.trace import record
+from nanoengine.trace import FIELDS, record
 from nanoengine.viz.state import History
 from tests.server.conftest import ask, make_engine, running, until
 
@@ -124,3 +124,51 @@ def test_view_writes_a_page_beside_the_file(tmp_path, capsys):
     assert "<svg" in (tmp_path / "run.html").read_text(encoding="utf-8")
     assert len(History(trace)) == 4
     assert main(["trace", "view", str(tmp_path / "none.jsonl"), "--no-open"]) == 2
+
+
+def _saved(tmp_path):
+    engine = make_engine()
+    for prompt in ([1, 2, 3], [4] * 9):
+        engine.add_request(prompt, SamplingParams(max_tokens=4))
+    with record(engine) as trace:
+        list(engine.run())
+    return trace.save(tmp_path / "run.jsonl")
+
+
+def _damaged(tmp_path, change):
+    path = _saved(tmp_path)
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    change(records)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+FIELD_VALUES = [None, "x", -1, 10**9, [], {}, [None], {"0": None}, [{}], [-5], {"999": [3]}, True, 1.5]
+
+
+@pytest.mark.parametrize("value", FIELD_VALUES, ids=repr)
+def test_a_damaged_field_is_one_line_that_names_the_file(tmp_path, capsys, value):
+    for name in FIELDS:
+        path = _damaged(tmp_path, lambda records, name=name: records[1].update({name: value}))
+        code = main(["trace", "view", str(path), "--no-open"])
+        lines = capsys.readouterr().err.splitlines()
+        assert code in (0, 2), (name, lines)
+        assert (len(lines), code) in ((0, 0), (1, 2)) and all(str(path) in line for line in lines), (name, lines)
+
+
+@pytest.mark.parametrize("part", ["rows", "events"])
+@pytest.mark.parametrize("value", [None, "x", -1, 999, [], {}], ids=repr)
+def test_a_damaged_row_or_event_is_one_line_too(tmp_path, capsys, part, value):
+    first = json.loads(_saved(tmp_path).read_text(encoding="utf-8").splitlines()[0])
+    for name in first[part][0]:
+        path = _damaged(tmp_path, lambda records, name=name: records[0][part][0].update({name: value}))
+        code = main(["trace", "view", str(path), "--no-open"])
+        lines = capsys.readouterr().err.splitlines()
+        assert (len(lines), code) in ((0, 0), (1, 2)), (name, lines)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00\xff", b"\x1f\x8b\x08", b"[" * 100_000, b"PK\x03\x04"])
+def test_what_is_no_trace_at_all_is_one_line(tmp_path, capsys, data):
+    (tmp_path / "run.jsonl").write_bytes(data)
+    assert main(["trace", "view", str(tmp_path / "run.jsonl"), "--no-open"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from IPython.core.formatters import format_display_data
-from ipywidgets import HTML, IntSlider, Output, Play
+from ipywidgets import HTML, BoundedIntText, Button, Checkbox, Dropdown, IntSlider, Output, Play, ToggleButton
 
 from nanoengine.viz import History, describe, keyframes, player, render
 
@@ -151,3 +151,47 @@ def test_wrong_arguments_are_refused(eventful):
         player(eventful, lang="fr")
     with pytest.raises(ValueError, match="the trace is empty"):
         player([])
+
+
+def _names(widget):
+    return [getattr(w, "tooltip", "") or getattr(w, "description", "") for w in _walk(widget) if _is_control(w)]
+
+
+def _is_control(widget):
+    return isinstance(widget, (Button, ToggleButton, Checkbox, Dropdown, BoundedIntText))
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_each_control_has_a_name_and_the_nameless_buttons_of_play_are_not_shown(eventful, lang):
+    view = player(eventful, lang=lang)
+    assert len(_names(view.widget)) == 10 and all(_names(view.widget))
+    assert view.play.layout.display == "none"
+    assert any(isinstance(widget, BoundedIntText) for widget in _walk(view.widget))
+
+
+def test_play_is_a_button_that_says_what_it_does(eventful):
+    view = player(eventful, lang="en", start=3)
+    toggle = next(widget for widget in _walk(view.widget) if isinstance(widget, ToggleButton))
+    assert (toggle.tooltip, toggle.icon) == ("play", "play")
+    view.play.playing = True
+    assert (toggle.tooltip, toggle.icon) == ("pause", "pause")
+    view.play.playing = False
+    assert (toggle.tooltip, toggle.icon) == ("play", "play")
+
+
+def test_one_player_plays_a_new_one_and_one_that_is_started_stop_the_others(eventful):
+    first = player(eventful, lang="en")
+    first.play.playing = True
+    second = player(eventful, lang="en")  # as when the cell is run again
+    assert not first.play.playing
+    second.play.playing = True
+    first.play.playing = True
+    assert first.play.playing and not second.play.playing
+
+
+def test_the_names_of_two_runs_are_text(eventful):
+    hostile = "<img src=x onerror=alert(1)>"
+    view = player(eventful, compare=eventful, labels=(hostile, "x"), lang="en")
+    shown = "".join(widget.value for widget in _walk(view.widget) if isinstance(widget, HTML))
+    assert hostile not in shown and "&lt;img" in shown
+    assert hostile not in view.bundles()[1]["text/html"]

@@ -29,10 +29,12 @@ STEP = Exercise(
             "有两步在飞;以及 plan 为空的时候。其余的调用什么都不收。",
         ),
         dict(
-            en="`engine.build_batch(plan)` lays out the batch. `land(step, manager)` returns a `StepOutput` with `num_prefill_tokens`, "
+            en="`engine.build_batch(plan)` lays out the batch. `land(step, manager)` returns a "
+            "`StepOutput` with `num_prefill_tokens`, "
             "`num_decode_tokens` and "
             "`finished`; the finished ones leave `engine.sequences` and go to `engine.scheduler.retire(...)`.",
-            zh="`engine.build_batch(plan)` 排好这一批。`land(step, manager)` 返回的 `StepOutput` 里有 `num_prefill_tokens`、"
+            zh="`engine.build_batch(plan)` 排好这一批。`land(step, manager)` 返回的 `StepOutput` 里有"
+            " `num_prefill_tokens`、"
             "`num_decode_tokens` 和 `finished`;结束的要从 `engine.sequences` 里删掉,再交给"
             " `engine.scheduler.retire(…)`。",
         ),
