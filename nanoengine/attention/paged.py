@@ -60,13 +60,11 @@ class PagedBackend:
     """A backend whose metadata come from a plan. A subclass gives plan, metadata and attend.
 
     reads_stored: k and v may have been written before (a fused kernel did it): then they are None.
+    kernels: files of nanoengine.kernels that every step launches; they are compiled beforehand.
     """
 
     reads_stored = True
-
-    def warm_calls(self, model, block_size: int) -> list:
-        """Functions that make the backend compile what it needs; they may run in several threads."""
-        return []
+    kernels: tuple[str, ...] = ()
 
     def prepare(self, batch: Batch, block_size: int, device: torch.device) -> PagedMetadata:
         """Metadata of one batch that owns its block tables: all of them are sent."""

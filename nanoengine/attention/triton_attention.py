@@ -12,14 +12,15 @@ import torch
 
 from nanoengine.attention.paged import PagedBackend, PagedMetadata, batch_arrays
 from nanoengine.engine.batch import Batch
-from nanoengine.kernels.paged_decode import paged_decode, plan_pieces
+from nanoengine.kernels.kv_splits import plan_kv_splits
+from nanoengine.kernels.paged_decode import paged_decode
 from nanoengine.kernels.paged_prefill import most_tiles, paged_prefill, plan_tiles, queries_per_tile
 from nanoengine.kernels.store_kv import store_kv
 
 
 @dataclass(slots=True)
 class Work:
-    """Decode pieces (see plan_pieces) and prefill tiles (see plan_tiles), on the device."""
+    """Decode pieces (see plan_kv_splits) and prefill tiles (see plan_tiles), on the device."""
 
     pieces: torch.Tensor
     split: torch.Tensor
@@ -43,6 +44,7 @@ class TritonAttention(PagedBackend):
 
     name = "triton"
     default_block_size = 16
+    kernels = ("kv_splits", "paged_decode", "paged_prefill")
 
     def __init__(self, group: int = 1, kv_heads: int = 8):
         self.group, self.kv_heads = group, kv_heads
@@ -57,7 +59,7 @@ class TritonAttention(PagedBackend):
         tiles = plan_tiles(batch.query_lens, batch.context_lens, others, per_tile, most)
         rows = len(decode) if size is None else size
         spare = spare_pieces(rows, self.kv_heads) if rows else 0  # prompts alone need no launch of the decode kernel
-        work, split = plan_pieces(batch.context_lens[decode], decode, spare, size)
+        work, split = plan_kv_splits(batch.context_lens[decode], decode, spare, size)
         return [*arrays, work.reshape(-1), split.reshape(-1), tiles.reshape(-1)]
 
     def metadata(self, tensors, tables, max_query: int, max_context: int) -> PagedMetadata:
@@ -66,21 +68,6 @@ class TritonAttention(PagedBackend):
         return PagedMetadata(
             slots, tables, table_rows, starts, query_lens, context_lens, max_query, max_context, extra
         )  # fmt: skip
-
-    def warm_calls(self, model, block_size: int) -> list:
-        """Functions that compile the kernels, one each."""
-        c, weight = model.config, model.embed_tokens
-        q = weight.new_zeros(2, c.num_attention_heads, c.head_dim)
-        cache = weight.new_zeros(2, 1, block_size, c.num_key_value_heads, c.head_dim)
-        tables = torch.zeros(2, 16, dtype=torch.int32, device=weight.device)
-        two = torch.full((2,), 2, device=weight.device)
-        line, out = torch.zeros_like(two), torch.empty_like(q)
-        work, split = (torch.from_numpy(x).to(weight.device) for x in plan_pieces(np.array([2, 2]), np.arange(2), 2))
-        tile = torch.zeros(2, 1, dtype=torch.int64, device=weight.device)
-        return [
-            lambda: paged_decode(q, cache, tables, line, line, work, split, out, 1.0),
-            lambda: paged_prefill(q, cache, tables, line, line, two, two, tile, out, 1.0),
-        ]
 
     def store(self, k, v, cache, slots) -> None:
         store_kv(k, v, cache, slots)

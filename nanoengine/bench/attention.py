@@ -16,7 +16,8 @@ from triton.testing import do_bench_cudagraph
 from nanoengine.attention.triton_attention import spare_pieces
 from nanoengine.bench.gpu import machine, nano_vllm_workload, tell
 from nanoengine.bench.roofline import find_card
-from nanoengine.kernels.paged_decode import Tuning, paged_decode, plan_pieces
+from nanoengine.kernels.kv_splits import plan_kv_splits
+from nanoengine.kernels.paged_decode import Tuning, paged_decode
 from nanoengine.model.config import NAMED_CONFIGS
 
 STEPS = (100, 215, 450, 600, 730, 850, 970)
@@ -98,7 +99,7 @@ def layer_figures(scene: Scene, config, caches: torch.Tensor, tuning: Tuning, sp
     """us: a layer, the median; tb_s: terabytes a second of keys and values."""
     kv_heads, rows, device = config.num_key_value_heads, len(scene.contexts), caches.device
     spare = spare_pieces(rows, kv_heads) if spare is None else spare
-    plan = plan_pieces(scene.contexts, np.arange(rows), spare, tile=tuning.tile)
+    plan = plan_kv_splits(scene.contexts, np.arange(rows), spare, tile=tuning.tile)
     work, split, tables = (torch.from_numpy(x).to(device) for x in (*plan, scene.tables))
     q = torch.randn(rows, config.num_attention_heads, config.head_dim, device=device).to(caches.dtype)
     lines, out = torch.arange(rows, device=device), torch.empty_like(q)

@@ -6,26 +6,29 @@ position, token): nothing has to be stored, sorted or summed, and no float32 cop
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import libdevice
 
 from nanoengine.kernels.common import begin, overlapped, power_of_two
-from nanoengine.worker.sampler import gumbel_noise
+from nanoengine.kernels.contract import Contract, ModelTensors
+from nanoengine.kernels.gumbel_noise import gumbel_noise
 
 TILE = 2048
 
 
-def draw_reference(logits, temperatures, seeds, positions) -> torch.Tensor:
-    """See draw."""
+def gumbel_sample_reference(logits, temperatures, seeds, positions) -> torch.Tensor:
+    """See gumbel_sample."""
     scores = logits.float()
     noise = gumbel_noise(seeds, positions, logits.shape[1])
     hot = scores / temperatures.float().clamp(min=1e-6)[:, None] + noise
     return torch.where(temperatures[:, None] > 0, hot, scores).argmax(-1)
 
 
-def draw(logits, temperatures, seeds, positions, out) -> None:
+def gumbel_sample(logits, temperatures, seeds, positions, out) -> None:
     """out int64 [S]: the next token of each row. logits [S, vocabulary], any float type.
 
     temperatures: float [S], 0 for the likeliest token; seeds, positions: int64 [S].
@@ -37,6 +40,18 @@ def draw(logits, temperatures, seeds, positions, out) -> None:
     _best_of_tile[(rows, tiles)](logits, temperatures, seeds, positions, scores, tokens, vocab, tiles, TILE=TILE,
                                  ON_GPU=logits.device.type == "cuda", **overlapped(logits))  # fmt: skip
     _best_of_row[(rows,)](scores, tokens, out, tiles, PAD=power_of_two(tiles), **overlapped(logits), num_warps=1)
+
+
+def _warmup(m: ModelTensors) -> list:
+    logits, zeros = m.zeros(2, m.vocab_size), m.numbers(0, 0)
+    return [partial(gumbel_sample, logits, zeros.double(), zeros, zeros, zeros.clone())]
+
+
+CONTRACT = Contract(
+    references={gumbel_sample: gumbel_sample_reference},
+    early_reads={"_best_of_tile": (), "_best_of_row": ()},
+    warmup=_warmup,
+)
 
 
 @triton.jit

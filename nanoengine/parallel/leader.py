@@ -92,7 +92,7 @@ class Leader:
         try:
             with ranks.guard():
                 super().__init__(config, group=group, **parts)
-                self.facts = [RankFacts(*row) for row in group.collect(facts(self))]
+                self.facts = [RankFacts(*row) for row in group.gather_numbers(facts(self))]
         except BaseException:
             THREADS.give_back(ranks)
             raise

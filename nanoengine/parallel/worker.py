@@ -44,7 +44,7 @@ def serve(config: EngineConfig, files: ModelFiles, group) -> None:
     from nanoengine.worker.model_runner import runner_type
 
     runner, steps = runner_type(config.device)(config, model=files, group=group), StepReceiver()
-    group.collect(facts(runner))
+    group.gather_numbers(facts(runner))
     while (message := group.receive()) is not None:
         runner.run(steps.unpack(message))
     runner.close()

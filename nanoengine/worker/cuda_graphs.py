@@ -58,7 +58,7 @@ def record_graphs(runner, config) -> list[Graphs]:
     """
     rows, lm_head = config.max_num_seqs, runner.model.lm_head
     first = runner.group is None or runner.group.rank == 0
-    scores = lm_head.new_empty(rows if first else 0, getattr(runner.model, "vocab_size", len(lm_head)))
+    scores = lm_head.weight.new_empty(rows if first else 0, lm_head.vocab_size)
     decode, mixed = DecodeGraphs(runner, config, scores), MixedGraphs(runner, config, scores)
     decode.record(*mixed.record())  # the largest first: the smaller ones then fit into its memory
     return [decode, mixed]
@@ -171,18 +171,21 @@ class DecodeGraphs(Graphs):
 
     def _step(self, bucket: int) -> None:
         from nanoengine.kernels.decode_inputs import decode_inputs
-        from nanoengine.kernels.draw import draw
+        from nanoengine.kernels.gumbel_sample import gumbel_sample
 
         runner = self._runner
         ids, sources, positions, seeds, temperatures, *plan = self._given[bucket]
         tables, model, (slots, table_rows, *_) = runner.tables.tensor, runner.model, plan
-        stream = decode_inputs(ids, sources, runner.newest(), positions, slots, table_rows, tables, model.embed_tokens,
-                               runner.block_size, model.first_token)  # fmt: skip
+        embed = model.embed_tokens
+        rows = decode_inputs(ids, sources, runner.newest(), positions, slots, table_rows, tables, embed.weight,
+                             runner.block_size, embed.first_token)  # fmt: skip
         metadata = runner.attention.metadata(plan, tables, 1, self._max_model_len)  # may copy tables: they are complete
-        hidden = model.layers_forward(stream, positions, runner.attention, runner._layer_caches, metadata)
-        scores = model.scores(hidden, self._scores[:bucket])
+        hidden = embed.all_reduce(rows)
+        hidden = model.layers_forward(hidden, positions, runner.attention, runner._layer_caches, metadata)
+        scores = model.compute_logits(hidden, self._scores[:bucket])
         if len(scores):
-            draw(scores, temperatures.view(torch.float64), seeds, metadata.context_lens, runner._previous[:bucket])
+            seen, newest = metadata.context_lens, runner._previous[:bucket]
+            gumbel_sample(scores, temperatures.view(torch.float64), seeds, seen, newest)
 
     def _results(self, bucket, count):
         return self._scores[:count], self._runner._previous[:count], None
@@ -211,16 +214,16 @@ class MixedGraphs(Graphs):
         return [*columns, *samples, *self._runner.attention.plan(batch, lines, self.rows, bucket)]
 
     def _step(self, bucket: int) -> None:
-        from nanoengine.kernels.draw import draw
+        from nanoengine.kernels.gumbel_sample import gumbel_sample
 
         runner = self._runner
         ids, sources, positions, last, rows, seeds, temperatures, places, *plan = self._given[bucket]
         longest = max(2, bucket)  # of one token would mean a decode step
         metadata = runner.attention.metadata(plan, runner.tables.tensor, longest, self._max_model_len)
         hidden = runner.model(runner.fed(ids, sources), positions, runner.attention, runner._layer_caches, metadata)
-        scores = runner.model.scores(hidden[last], self._scores[: self.rows])
+        scores = runner.model.compute_logits(hidden[last], self._scores[: self.rows])
         if len(scores):
-            draw(scores, temperatures.view(torch.float64), seeds, places, self._tokens)
+            gumbel_sample(scores, temperatures.view(torch.float64), seeds, places, self._tokens)
             runner._previous.index_copy_(0, rows, self._tokens)
 
     def _results(self, bucket, count):

@@ -14,8 +14,7 @@ from nanoengine.attention.paged import PagedBackend
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
 from nanoengine.engine.sequence import Sequence
-from nanoengine.model.decoder import Attention, Decoder, DecoderLayer
-from nanoengine.model.ops import TorchOps
+from nanoengine.model.capabilities import declares, unfuse
 from nanoengine.worker.block_tables import BlockTables
 from nanoengine.worker.cuda_graphs import record_graphs
 from nanoengine.worker.device import upload
@@ -23,25 +22,6 @@ from nanoengine.worker.kv_memory import blocks_that_fit, explain_out_of_memory
 from nanoengine.worker.model_runner import ModelRunner
 from nanoengine.worker.sampler import Sampler, report_logprobs
 from nanoengine.worker.sampling_arrays import SamplingArrays
-
-
-def overrides(module, ours: type, *names: str) -> bool:
-    """True if one of these methods of ``module`` is not that of our class."""
-    return any(getattr(getattr(module, name), "__func__", None) is not getattr(ours, name) for name in names)
-
-
-def differs(model: Decoder) -> bool:
-    """True for a subclass with ways of its own: a graph would leave some of them out."""
-    return overrides(model, Decoder, "forward", "embed", "layers_forward", "scores", "logits")
-
-
-def adds_in_norms(model: Decoder) -> bool:
-    """True if the layers are our own: they hand what is to be added to the stream on to the next norm, and to nothing
-    else, so that it may come in parts. Layers of yours, and those of ranks, add or sum [T, hidden] themselves."""
-    return not overrides(model, Decoder, "layers_forward") and not any(
-        overrides(layer, DecoderLayer, "forward") or overrides(layer.self_attn, Attention, "forward")
-        for layer in model.layers
-    )
 
 
 class PendingTokens:
@@ -95,27 +75,29 @@ class GpuRunner(ModelRunner):
             self._options = SamplingArrays.of([])
             max_blocks = -(-config.max_model_len // self.block_size)
             self.tables = BlockTables(self._lines, max_blocks, self.device) if self._paged else None
-            self.graphs, self._own_model = [], self.group is None and differs(self.model)
+            self.graphs, self._own_model = [], not declares(self.model, "supports_cuda_graphs")
             if self._paged and self.device.type == "cuda" and not config.enforce_eager and not self._own_model:
                 self.graphs = record_graphs(self, config)
 
     def _tune(self, config: EngineConfig) -> None:
         self._paged = isinstance(self.attention, PagedBackend)
         if config.fused_kernels and (self.device.type != "cuda" or why_not_triton(self.device) is None):
-            from nanoengine.kernels.ops import TritonOps
+            from nanoengine.model.fused import fuse
 
-            self.model.ops = TritonOps(parts=adds_in_norms(self.model))
+            self.fusion = fuse(self.model)
             if self.device.type == "cuda":
                 self._compile(config)
         else:
-            self.model.ops = TorchOps()
+            unfuse(self.model)
 
     def _compile(self, config: EngineConfig) -> None:
-        from nanoengine.kernels.warm import compile_in_threads
+        from nanoengine.kernels.contract import DECODER_KERNELS
+        from nanoengine.kernels.warmup import compile_in_threads
+        from nanoengine.model.fused import model_tensors
 
         block_size = config.block_size or self.attention.default_block_size
-        more = self.attention.warm_calls(self.model, block_size) if self._paged else ()
-        compile_in_threads(self.model, block_size, more)
+        names = DECODER_KERNELS + (self.attention.kernels if self._paged else ())
+        compile_in_threads(names, model_tensors(self.model, block_size))
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingTokens:
@@ -150,7 +132,7 @@ class GpuRunner(ModelRunner):
         hidden, (last, *columns) = self._forward(
             batch, last, batch.sample_rows, options.seeds, options.temperature_bits, batch.sample_positions
         )
-        scores = self.model.logits if self._own_model else self.model.scores
+        scores = self.model.logits if self._own_model else self.model.compute_logits
         return scores(hidden[last]) if len(last) else None, None, *columns
 
     def _sample_eagerly(self, batch: Batch, options: SamplingArrays, scores, rows, seeds, temperatures, places):
@@ -158,10 +140,10 @@ class GpuRunner(ModelRunner):
             return PendingTokens(batch, rows, wait=self.wait)
         raw = None
         if options.plain and self._plain_sampler and self._paged:
-            from nanoengine.kernels.draw import draw
+            from nanoengine.kernels.gumbel_sample import gumbel_sample
 
             tokens = torch.empty_like(rows)
-            draw(scores, temperatures.view(torch.float64), seeds, places, tokens)
+            gumbel_sample(scores, temperatures.view(torch.float64), seeds, places, tokens)
         else:
             raw = scores.to(torch.float32, copy=True) if options.logprobs else None  # a sampler may change its logits
             tokens = self._sampled(scores.float(), options.seqs, batch.sample_positions)

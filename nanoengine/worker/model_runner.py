@@ -13,6 +13,7 @@ from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
 from nanoengine.loader.resolve import ModelFiles, resolve_model
 from nanoengine.loader.weights import dummy_weights, read_weights
+from nanoengine.model.capabilities import unfuse
 from nanoengine.model.decoder import Decoder
 from nanoengine.worker.device import cpu_kv_bytes, pick_device, pick_dtype
 from nanoengine.worker.sampler import Sampler, report_logprobs
@@ -52,7 +53,7 @@ class ModelRunner:
             )
         self.device, self.group = pick_device(config.device), group
         if isinstance(model, Decoder):
-            _check_limits(config, model.config.vocab_size, len(model.rope.cos))
+            _check_limits(config, model.config.vocab_size, len(model.rotary_emb.cos))
             self.model = model.to(self.device)
         else:
             self.model = load_decoder(model, load_format, config, self.device, group)
@@ -68,14 +69,15 @@ class ModelRunner:
         self.block_size = config.block_size or self.attention.default_block_size
         self.num_blocks = config.num_blocks or self._blocks_that_fit(config)
         if group is not None:
-            self.num_blocks = group.smallest(self.num_blocks)
+            self.num_blocks = group.all_reduce_min(self.num_blocks)
         shape = (m.num_hidden_layers, 2, self.num_blocks, self.block_size, m.num_key_value_heads, m.head_dim)
         self.kv_cache = zeros(shape, self.dtype, self.device)
         self._layer_caches = list(self.kv_cache)
         self._previous: torch.Tensor | None = None  # by row, the tokens that the last launch sampled
 
     def _tune(self, config: EngineConfig) -> None:
-        """What a device wants changed before memory is measured: nothing here."""
+        """What a device wants changed before memory is measured: here, plain torch in the layers."""
+        unfuse(self.model)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingTokens:
@@ -112,7 +114,7 @@ class ModelRunner:
 
     def newest(self) -> torch.Tensor:
         """By row of the last launch, the token that it sampled; on every rank."""
-        return self._previous if self.group is None else self.group.share(self._previous)
+        return self._previous if self.group is None else self.group.broadcast(self._previous)
 
     def _sampled(self, logits: torch.Tensor, seqs, positions: np.ndarray) -> torch.Tensor:
         """The sampler's int64 token ids [S]; RuntimeError if a sampler of your own brings something else."""
@@ -187,7 +189,7 @@ def load_decoder(model, load_format: str, config: EngineConfig, device: torch.de
         from nanoengine.parallel.split import Split
 
         split = Split(files.config, group.rank, group.size)
-        make, take = lambda: ParallelDecoder(split, config.max_model_len, group), split.take
+        make, take = lambda: ParallelDecoder(split, config.max_model_len, group), split.shard
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -1,4 +1,4 @@
-"""Which products kernels.product takes, with which tiles; what it asks for early; what is compiled beforehand."""
+"""Which GEMMs split_k_gemm takes, how; what it asks for early; what is compiled beforehand."""
 
 import json
 from pathlib import Path
@@ -7,27 +7,34 @@ import pytest
 import torch
 
 import nanoengine
-from nanoengine.kernels import ops as own_ops
-from nanoengine.kernels import product as own
-from nanoengine.kernels import warm
-from nanoengine.kernels.ops import TritonOps
-from nanoengine.kernels.product import MOST_BYTES, MOST_ROWS, PARTS, Tiles, plan_product, product, tiles_of
+from nanoengine.bench.gemm import label
+from nanoengine.kernels import rms_norm
+from nanoengine.kernels import split_k_gemm as own
+from nanoengine.kernels.split_k_gemm import (
+    MAX_BYTES,
+    MAX_ROWS,
+    SPLIT_K,
+    GemmConfig,
+    choose_config,
+    plan_gemm,
+    split_k_gemm,
+)
+from nanoengine.model import fused
 from nanoengine.model.config import NAMED_CONFIGS
 from nanoengine.model.decoder import Decoder
-from nanoengine.model.layers import PackedLinear, RMSNorm
-from nanoengine.model.ops import TorchOps
+from nanoengine.model.fused import fuse, matmul, model_tensors
 
 OUTPUTS = {"qkv": 4096, "o": 1024, "gate_up": 6144, "down": 1024}
 
 
-def test_tiles_are_what_was_fastest():
+def test_configs_are_what_was_fastest():
     """1.1% slower over all that was measured than the best choice each time would be, and never more than 14%."""
     results = Path(nanoengine.__file__).parent / "bench" / "results" / "h200_products.json"
     chosen, best = [], []
     for row in json.loads(results.read_text())["rows"]:
-        tiles = tiles_of(row["rows"], OUTPUTS[row["product"]], row["product"] in ("o", "down"))
-        name = "cublas" if tiles is None else f"{tiles.rows}/{tiles.depth}/{tiles.stages}/{tiles.parts}"
-        chosen.append(row["us"][name])
+        may_split = row["product"] in ("o", "down")
+        config = choose_config(row["rows"], OUTPUTS[row["product"]], may_split)
+        chosen.append(row["us"][label(config)])
         best.append(min(row["us"].values()))
     assert sum(chosen) < 1.012 * sum(best)
     assert all(one < 1.14 * other for one, other in zip(chosen, best, strict=True))
@@ -46,44 +53,53 @@ def test_on_a_gpu_it_needs_hopper_and_16_bits(monkeypatch, capability, dtype, ta
         device = torch.device("cuda", 0)
         __len__, is_contiguous, data_ptr = lambda self: 4, lambda self: True, lambda self: 0
 
-    assert (plan_product(Rows(), weight) is not None) == taken
+    assert (plan_gemm(Rows(), weight) is not None) == taken
 
 
-@pytest.mark.parametrize("parts", [True, False])
-def test_all_products_of_a_step_are_compiled_beforehand(monkeypatch, parts):
-    """As many rows as a kernel is for: the same matrices and tiles as those of kernels.warm, and the norm of parts."""
+@pytest.mark.parametrize("split_k", [True, False])
+def test_all_gemms_of_a_step_are_compiled_beforehand(monkeypatch, split_k):
+    """As many rows as a kernel is for: the same matrices and configs as those of the warm-up calls, and the
+    norm of the partials."""
     model = Decoder(NAMED_CONFIGS["tiny-qwen3"], 64)
-    model.ops, layer, made, wanted = TritonOps(parts), model.layers[0], set(), set()
-    monkeypatch.setattr(warm, "product", lambda x, weight, bias, tiles: made.add((id(weight), tiles)))
-    monkeypatch.setattr(warm, "add_norm", lambda stream, delta, *rest: made.add(delta.shape[0]))
-    for call in warm._products(model):
-        call()
+    fuse(model)
+    layer, made, wanted = model.layers[0], set(), set()
+    layer.self_attn.o_proj.split_k = layer.mlp.down_proj.split_k = split_k
+    tensors = model_tensors(model, 16)
+    for call in own.CONTRACT.warmup(tensors):
+        _, weight, _, config = call.args
+        made.add((id(weight), config))
+    partials = [call.args[0] for call in rms_norm.CONTRACT.warmup(tensors)]
+    made |= {len(x) for x in partials if x.dim() == 3}
 
-    def noted(x, weight, bias, tiles):
-        wanted.update({(id(weight), tiles)} | ({tiles.parts} if tiles.parts > 1 else set()))
+    def noted(x, weight, bias, config):
+        wanted.update({(id(weight), config)} | ({config.split_k} if config.split_k > 1 else set()))
 
-    monkeypatch.setattr(own_ops, "product", noted)
-    monkeypatch.setattr(own_ops, "add_norm", lambda stream, *rest: (stream, stream))
-    monkeypatch.setattr(own_ops, "swiglu", lambda gate_up: gate_up[:, : gate_up.shape[1] // 2].contiguous())
-    for rows in (2, 15, 16, 17, 32, 33, 64, 65, 128, 129, MOST_ROWS):
-        stream = torch.zeros(rows, model.config.hidden_size)
-        for packed in (layer.self_attn.qkv_proj, layer.mlp.gate_up_proj):
-            model.ops.norm_product(stream, None, layer.input_layernorm, packed)
-        model.ops.delta(stream.new_zeros(rows, layer.self_attn.o_proj.weight.shape[1]), layer.self_attn.o_proj)
-        model.ops.swiglu_product(stream.new_zeros(rows, len(layer.mlp.gate_up_proj.weight)), layer.mlp.down_proj)
-    assert made == wanted and (PARTS in wanted) == parts
+    def halved(gate_up):
+        return gate_up[:, : gate_up.shape[1] // 2].contiguous()
+
+    monkeypatch.setattr(fused, "split_k_gemm", noted)
+    monkeypatch.setattr(fused, "fused_add_rms_norm", lambda hidden, *rest: (hidden, hidden))
+    monkeypatch.setattr(fused, "silu_and_mul", halved)
+    attn, mlp = layer.self_attn, layer.mlp
+    for rows in (2, 15, 16, 17, 32, 33, 64, 65, 128, 129, MAX_ROWS):
+        hidden = torch.zeros(rows, model.config.hidden_size)
+        for linear in (attn.qkv_proj, mlp.gate_up_proj):
+            linear.after_norm(layer.input_layernorm, hidden, None)
+        attn.o_proj.before_norm(hidden.new_zeros(rows, attn.o_proj.weight.shape[1]))
+        mlp.down_proj.after_silu_and_mul(hidden.new_zeros(rows, len(mlp.gate_up_proj.weight)))
+    assert made == wanted and (SPLIT_K in wanted) == split_k
 
 
 @pytest.mark.parametrize("rows", [1, 3, 300])
-def test_a_bias_is_added_whatever_computes_the_product(device, rows):
+def test_a_bias_is_added_whatever_multiplies(device, rows):
     dtype = torch.float16 if device.type == "cuda" else torch.float32
     x, weight, bias = (torch.randn(*size, device=device).to(dtype) for size in ((rows, 64), (96, 64), (96,)))
     wanted = torch.nn.functional.linear(x, weight, bias)
-    torch.testing.assert_close(TritonOps(True).product(x, weight, bias), wanted, rtol=2e-3, atol=2e-2)
+    torch.testing.assert_close(matmul(x, weight, bias), wanted, rtol=2e-3, atol=2e-2)
 
 
-@pytest.mark.parametrize(("inputs", "outputs", "parts"), [(576, 100, 4), (1024, 64, 1), (2048, 70, 4), (72, 30, 2)])
-def test_it_asks_early_for_all_of_its_weights_and_nothing_else(monkeypatch, inputs, outputs, parts):
+@pytest.mark.parametrize(("inputs", "outputs", "split_k"), [(576, 100, 4), (1024, 64, 1), (2048, 70, 4), (72, 30, 2)])
+def test_it_asks_early_for_all_of_its_weights_and_nothing_else(monkeypatch, inputs, outputs, split_k):
     """(The instruction itself is the GPU's: here its addresses are noted.)"""
     if torch.cuda.is_available():
         pytest.skip("a GPU is there, so Triton's interpreter is not used")
@@ -101,29 +117,8 @@ def test_it_asks_early_for_all_of_its_weights_and_nothing_else(monkeypatch, inpu
     x, space = (torch.zeros(n, dtype=torch.float16) for n in (5 * inputs, outputs * inputs + 64))
     x, first = x.view(5, inputs), -space.data_ptr() % 128 // 2  # cache lines of 128 bytes, as memory of a GPU begins
     weight = space[first : first + outputs * inputs].view(outputs, inputs)
-    product(x, weight, None, Tiles(16, 128, 4, parts))
+    split_k_gemm(x, weight, None, GemmConfig(16, 128, 4, split_k))
     start, end = weight.data_ptr(), weight.data_ptr() + weight.nbytes
     assert min(asked) >= start and max(asked) < end
     assert {at // 128 for at in asked} == set(range(start // 128, (end - 1) // 128 + 1))
-    assert weight.nbytes <= MOST_BYTES
-
-
-@pytest.mark.parametrize("rows", [1, 3, 300])
-def test_a_projection_of_your_own_is_asked_itself(device, rows):
-    class Doubled(PackedLinear):
-        def forward(self, x):
-            return 2 * super().forward(x)
-
-    dtype = torch.float16 if device.type == "cuda" else torch.float32
-    norm, up, down = RMSNorm(64, 1e-6), Doubled(64, {"gate": 64, "up": 64}, False), Doubled(64, {"down": 64}, False)
-    for parameter in (*norm.parameters(), *up.parameters(), *down.parameters()):
-        parameter.data.normal_().mul_(0.2)
-    norm, up, down = (module.to(device=device, dtype=dtype) for module in (norm, up, down))
-    stream = torch.randn(rows, 64, device=device).to(dtype)
-    found = []
-    for ops in (TorchOps(), TritonOps(parts=True)):
-        gate_up = ops.norm_product(stream.clone(), None, norm, up)[1]
-        found.append((gate_up, ops.swiglu_product(gate_up, down)))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
-    torch.testing.assert_close(TritonOps(parts=True).delta(stream, down), down(stream), rtol=1e-2, atol=1e-2)
+    assert weight.nbytes <= MAX_BYTES
