@@ -31,7 +31,9 @@ def add_bench_gpu(kinds) -> None:
     attention.add_argument("--tile", type=int, nargs="+", metavar="N", help="keys a program loads at a time")
     attention.add_argument("--warps", type=int, nargs="+", metavar="N", help="warps a program")
     attention.add_argument("--stages", type=int, nargs="+", metavar="N", help="tiles whose loads are in flight")
-    attention.add_argument("--spare", type=int, nargs="+", metavar="N", help="pieces beyond one a row")
+    attention.add_argument(
+        "--extra-splits", "--spare", type=int, nargs="+", metavar="N", help="KV splits beyond one per row"
+    )
     attention.add_argument("--ranks", type=int, default=1, metavar="K", help="one of K ranks' KV heads (default: 1)")
     attention.set_defaults(run=run_attention)
     gemm = kinds.add_parser(
@@ -121,7 +123,7 @@ def run_attention(args) -> int:
     own = Tuning()
     sizes = itertools.product(args.tile or [own.tile], args.warps or [own.warps], args.stages or [own.stages])
     tunings = [Tuning(*size) for size in sizes]
-    return report(args.json, lambda: measure(args.model, tunings, args.spare or [None], ranks=args.ranks), show)
+    return report(args.json, lambda: measure(args.model, tunings, args.extra_splits or [None], ranks=args.ranks), show)
 
 
 def run_gemm(args) -> int:

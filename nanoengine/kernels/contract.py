@@ -37,16 +37,14 @@ class LinearTensors(NamedTuple):
 class ModelTensors:
     """A model as its kernels see it, for warm-up calls: one layer's weights and the other sizes.
 
-    embed_tokens, lm_head: [rows, hidden_size]; vocab_size: columns of the logits. norm: the weight
-    of an RMSNorm over hidden_size. The four linear layers are None where fused kernels do not
-    compute them. q_norm, k_norm: weights [head_dim], or None. cos, sin: float32 [positions,
-    head_dim]. split_k: o_proj and down_proj may hand split-K partials to the next norm.
+    embed_tokens: [rows, hidden_size]; vocab_size: columns of the logits. norm: the weight of an
+    RMSNorm over hidden_size. It and the linear layers are None where no fused kernel computes them.
+    q_norm, k_norm: weights [head_dim], or None. cos, sin: float32 [positions, head_dim]. split_k:
+    o_proj and down_proj may hand split-K partials to the next norm.
     """
 
     embed_tokens: torch.Tensor
-    lm_head: torch.Tensor
     vocab_size: int
-    norm: torch.Tensor
     eps: float
     num_heads: int
     num_kv_heads: int
@@ -56,6 +54,8 @@ class ModelTensors:
     sin: torch.Tensor
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
+    norm: torch.Tensor | None = None
+    lm_head: LinearTensors | None = None
     qkv_proj: LinearTensors | None = None
     o_proj: LinearTensors | None = None
     gate_up_proj: LinearTensors | None = None

@@ -112,8 +112,8 @@ def _launch(
 
 def _warmup(m: ModelTensors) -> list:
     x, calls = m.zeros(1, m.hidden_size), []
-    if fits_gemv(m.lm_head):
-        calls.append(partial(gemv, x, m.lm_head))
+    if m.lm_head is not None and fits_gemv(m.lm_head.weight):
+        calls.append(partial(gemv, x, *m.lm_head))
     for linear, residual in (
         (m.qkv_proj, None),  # the first layer's
         (m.qkv_proj, x.clone()),

@@ -56,6 +56,8 @@ def fused_add_rms_norm(
 
 
 def _warmup(m: ModelTensors) -> list:
+    if m.norm is None:
+        return []
     x, partials = m.zeros(2, m.hidden_size), m.zeros(SPLIT_K, 2, m.hidden_size)
     calls = [
         partial(fused_add_rms_norm, x, x.clone(), m.norm, m.eps),

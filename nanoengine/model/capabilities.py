@@ -42,6 +42,15 @@ def declares(module: nn.Module, capability: str) -> bool:
     return not any(method in vars(module) for method in module.speaks_for[capability])
 
 
+def supports_cuda_graphs(decoder: nn.Module) -> bool:
+    """True if the decoder's steps may be recorded.
+
+    In a recorded decode step a kernel looks up the embedding, in the place of embed_tokens.
+    """
+    ours = declares(decoder, "supports_cuda_graphs")
+    return ours and declares(decoder.embed_tokens, "fusable")
+
+
 def is_fused(module: nn.Module | None) -> bool:
     return isinstance(module, Declares) and module.plain is not None
 

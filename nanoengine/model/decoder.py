@@ -105,6 +105,8 @@ class MLP(Declares, nn.Module):
 
 
 class DecoderLayer(Declares, nn.Module):
+    """x + attention(norm(x)), then the same with the MLP; the norm that comes next does the sum."""
+
     fusable = True
 
     def __init__(self, config: ModelConfig, group=None):
@@ -130,8 +132,8 @@ class DecoderLayer(Declares, nn.Module):
 class Decoder(Declares, nn.Module):
     """max_positions: rows of the RoPE tables, at least the length of the longest sequence.
 
-    layer_type: the class of the layers. group: the ranks that share the model, None for one;
-    parallel.decoder.ParallelDecoder is one rank's part.
+    vocab_size: columns of the logits. layer_type: the class of the layers. group: the ranks that
+    share the model, None for one; parallel.decoder.ParallelDecoder is one rank's part.
     """
 
     layer_type = DecoderLayer
@@ -143,7 +145,7 @@ class Decoder(Declares, nn.Module):
 
     def __init__(self, config: ModelConfig, max_positions: int, group=None):
         super().__init__()
-        self.config = config
+        self.config, self.vocab_size = config, config.vocab_size
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, group)
         layers = [self.layer_type(config, group) for _ in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)

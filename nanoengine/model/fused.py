@@ -7,6 +7,7 @@ differs. The plain classes in ``decoder`` and ``layers`` are the reference. Need
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -26,9 +27,10 @@ from nanoengine.model.layers import (
     PackedLinear,
     ParallelLMHead,
     RowParallelLinear,
-    VocabParallelEmbedding,
     linear,
 )
+
+log = logging.getLogger(__name__)
 
 
 def matmul(x, weight, bias=None, may_split: bool = False) -> torch.Tensor:
@@ -185,6 +187,7 @@ def fuse(decoder: Decoder) -> Fusion:
         if isinstance(module, FusedRowParallelLinear):
             module.split_k = done.split_k
     done.left = [name for name, module in modules.items() if _is_left(name, module, modules)]
+    log.info("fused %d modules; run as they are: %s", len(done.fused), done.left or "none")
     return done
 
 
@@ -218,7 +221,7 @@ def _is_left(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> boo
     """True for the outermost module that has ways of its own."""
 
     def own(module: nn.Module) -> bool:
-        ours = isinstance(module, (nn.ModuleList, VocabParallelEmbedding)) or is_fused(module)
+        ours = isinstance(module, nn.ModuleList) or is_fused(module)
         return not ours and not declares(module, "fusable")
 
     return own(module) and (not name or not own(modules[name.rpartition(".")[0]]))
@@ -226,22 +229,22 @@ def _is_left(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> boo
 
 def model_tensors(decoder: Decoder, block_size: int) -> ModelTensors:
     """What the kernels' warm-up needs to know of a fused decoder."""
-    config, rope = decoder.config, decoder.rotary_emb
+    config, rope, lm_head = decoder.config, decoder.rotary_emb, decoder.lm_head
     layer = next((layer for layer in decoder.layers if isinstance(layer, FusedDecoderLayer)), None)
     linears = {}
+    if is_fused(lm_head):
+        linears["lm_head"] = LinearTensors(lm_head.weight, None)
     if layer is not None:
         attn, mlp = layer.self_attn, layer.mlp
         for name in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"):
             module = getattr(attn if name in ("qkv_proj", "o_proj") else mlp, name)
             linears[name] = LinearTensors(module.weight, module.bias)
-        linears["split_k"] = mlp.down_proj.split_k
+        linears |= {"norm": layer.input_layernorm.weight, "split_k": mlp.down_proj.split_k}
         if attn.q_norm is not None:
             linears["q_norm"], linears["k_norm"] = attn.q_norm.weight, attn.k_norm.weight
     return ModelTensors(
         embed_tokens=decoder.embed_tokens.weight,
-        lm_head=decoder.lm_head.weight,
-        vocab_size=decoder.lm_head.vocab_size,
-        norm=decoder.norm.weight,
+        vocab_size=decoder.vocab_size,
         eps=config.rms_norm_eps,
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,

@@ -99,10 +99,10 @@ class PackedLinear(Linear):
 
 
 class RowParallelLinear(Linear):
-    """A Linear whose inputs are split over the ranks: each computes a partial sum, which is
-    all-reduced.
+    """A Linear whose inputs are split over the ranks.
 
-    The bias must enter the sum once, so only rank 0 has it.
+    Each rank computes a partial sum, and the sums are all-reduced. The bias must enter once, so
+    only rank 0 has it.
     """
 
     fusable = True
@@ -123,6 +123,8 @@ class VocabParallelEmbedding(Declares, nn.Module):
 
     first_token: the id whose row is this rank's first.
     """
+
+    fusable = True
 
     def __init__(self, vocab_size: int, hidden_size: int, group=None, first_token: int = 0):
         super().__init__()
@@ -157,10 +159,9 @@ class ParallelLMHead(Declares, nn.Module):
         self.weight, self.vocab_size, self.group = weight, vocab_size, group
 
     def forward(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[S, hidden_size] -> [S, vocab_size] in the weight's format; on ranks above 0 [0,
-        vocab_size].
+        """[S, hidden_size] -> [S, vocab_size] in the weight's format, into ``out`` if given.
 
-        out: where to write them.
+        Ranks above 0 get [0, vocab_size].
         """
         if self.group is None:
             return self.matmul(hidden, out)
@@ -179,9 +180,7 @@ class ParallelLMHead(Declares, nn.Module):
         if parts is None:
             return part.new_empty(0, self.vocab_size)
         out = part.new_empty(len(part), self.vocab_size) if out is None else out
-        columns = out.split(
-            parts.shape[2], 1
-        )  # the ids in order; the last rank's may end in padding
+        columns = out.split(parts.shape[2], 1)  # ids in order; the last rank's may end in padding
         for each, place in zip(parts, columns, strict=False):
             place.copy_(each[:, : place.shape[1]])
         return out
@@ -216,12 +215,9 @@ class RotaryEmbedding(Declares, nn.Module):
     def __init__(self, config: ModelConfig, max_positions: int):
         super().__init__()
         angles = torch.outer(torch.arange(max_positions).float(), rope_frequencies(config))
-        cos, sin = (
-            torch.cat((angles.cos(), angles.cos()), -1),
-            torch.cat((-angles.sin(), angles.sin()), -1),
-        )
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        cos, sin = angles.cos(), angles.sin()
+        self.register_buffer("cos", torch.cat((cos, cos), -1), persistent=False)
+        self.register_buffer("sin", torch.cat((-sin, sin), -1), persistent=False)
 
     def forward(
         self, positions: torch.Tensor, dtype: torch.dtype

@@ -8,15 +8,16 @@ from nanoengine.parallel.split import Split
 
 
 class ParallelDecoder(Decoder):
-    """A Decoder of the size of this rank's part: ``config`` is the part's.
+    """A Decoder of the size of this rank's part.
 
-    loaded_bytes: what load_weights was given, in the checkpoint's own format.
+    ``config`` is the part's, vocab_size the whole model's. loaded_bytes: what load_weights was
+    given, in the checkpoint's own format.
     """
 
     def __init__(self, split: Split, max_positions: int, group: Group):
         super().__init__(split.part(), max_positions, group)
         self.embed_tokens.first_token = split.tokens.start
-        self.lm_head.vocab_size = split.config.vocab_size
+        self.vocab_size = self.lm_head.vocab_size = split.config.vocab_size
         self.loaded_bytes = 0
 
     def load_weights(self, weights) -> None:

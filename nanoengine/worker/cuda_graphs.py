@@ -56,9 +56,9 @@ def record_graphs(runner, config) -> list[Graphs]:
     In a group all ranks record the same buckets in the same order, their collectives with them; the first one
     alone has logits, and draws. What the others need of its last draw is shared where a step begins.
     """
-    rows, lm_head = config.max_num_seqs, runner.model.lm_head
+    rows, model = config.max_num_seqs, runner.model
     first = runner.group is None or runner.group.rank == 0
-    scores = lm_head.weight.new_empty(rows if first else 0, lm_head.vocab_size)
+    scores = model.embed_tokens.weight.new_empty(rows if first else 0, model.vocab_size)
     decode, mixed = DecodeGraphs(runner, config, scores), MixedGraphs(runner, config, scores)
     decode.record(*mixed.record())  # the largest first: the smaller ones then fit into its memory
     return [decode, mixed]

@@ -14,7 +14,7 @@ from nanoengine.attention.paged import PagedBackend
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
 from nanoengine.engine.sequence import Sequence
-from nanoengine.model.capabilities import declares, unfuse
+from nanoengine.model.capabilities import supports_cuda_graphs, unfuse
 from nanoengine.worker.block_tables import BlockTables
 from nanoengine.worker.cuda_graphs import record_graphs
 from nanoengine.worker.device import upload
@@ -75,7 +75,7 @@ class GpuRunner(ModelRunner):
             self._options = SamplingArrays.of([])
             max_blocks = -(-config.max_model_len // self.block_size)
             self.tables = BlockTables(self._lines, max_blocks, self.device) if self._paged else None
-            self.graphs, self._own_model = [], not declares(self.model, "supports_cuda_graphs")
+            self.graphs, self._own_model = [], not supports_cuda_graphs(self.model)
             if self._paged and self.device.type == "cuda" and not config.enforce_eager and not self._own_model:
                 self.graphs = record_graphs(self, config)
 
@@ -88,6 +88,7 @@ class GpuRunner(ModelRunner):
             if self.device.type == "cuda":
                 self._compile(config)
         else:
+            self.fusion = None
             unfuse(self.model)
 
     def _compile(self, config: EngineConfig) -> None:

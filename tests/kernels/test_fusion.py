@@ -9,6 +9,7 @@ import torch
 
 from nanoengine.attention.torch_attention import TorchAttention
 from nanoengine.engine.batch import Batch
+from nanoengine.kernels.contract import DECODER_KERNELS, warmup_calls
 from nanoengine.loader.weights import dummy_weights
 from nanoengine.model.capabilities import is_fused, unfuse
 from nanoengine.model.config import NAMED_CONFIGS
@@ -19,6 +20,7 @@ from nanoengine.model.fused import (
     FusedPackedLinear,
     FusedRowParallelLinear,
     fuse,
+    model_tensors,
 )
 from nanoengine.model.layers import PackedLinear, RMSNorm, RotaryEmbedding, RowParallelLinear
 
@@ -311,6 +313,7 @@ def test_a_module_of_your_own_is_run_as_it_is(name, tokens):
     done = fuse(model)
     assert done.left == [name] and not done.split_k and done.fused
     assert not is_fused(model.get_submodule(name))
+    assert warmup_calls(DECODER_KERNELS, model_tensors(model, 16))  # asks for no weight of yours
     found, caches = logits_of(model, attention, tokens)
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
     for one, other in zip(caches, wanted_caches, strict=True):

@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from nanoengine.loader.weights import dummy_weights
-from nanoengine.model.capabilities import declares
+from nanoengine.model.capabilities import declares, supports_cuda_graphs
 from nanoengine.model.config import NAMED_CONFIGS, ModelConfig
 from nanoengine.model.decoder import Decoder, full_forward
 from nanoengine.model.layers import (
@@ -20,6 +20,7 @@ from nanoengine.model.layers import (
     PackedLinear,
     RMSNorm,
     RotaryEmbedding,
+    VocabParallelEmbedding,
     apply_rotary_emb,
     linear,
     rope_frequencies,
@@ -263,6 +264,17 @@ def test_a_subclass_with_ways_of_its_own_declares_anew_or_has_nothing_declared(
     decoder = kind(TINY, 8)
     assert declares(decoder, "supports_cuda_graphs") == graphs
     assert declares(decoder, "fusable") == fusable
+
+
+def test_an_embedding_of_your_own_is_asked_in_every_step_so_there_are_no_graphs():
+    class Scaled(VocabParallelEmbedding):
+        def forward(self, input_ids):
+            return 8 * super().forward(input_ids)
+
+    decoder = Decoder(TINY, 8)
+    assert supports_cuda_graphs(decoder) and not supports_cuda_graphs(Embeds(TINY, 8))
+    decoder.embed_tokens.__class__ = Scaled
+    assert not supports_cuda_graphs(decoder)
 
 
 def test_a_method_replaced_on_the_module_itself_is_a_way_of_its_own():
