@@ -4,7 +4,7 @@
 # *From weights to logits: four small operations, thirty times.*
 #
 # **About 75 minutes** · before this: 01 · no GPU · source walked: `nanoengine/model/decoder.py`,
-# `nanoengine/model/layers.py`, `nanoengine/model/ops.py`
+# `nanoengine/model/layers.py`
 #
 # After this lesson you can
 #
@@ -17,7 +17,7 @@
 #
 # *四个小操作,重复三十遍。*
 #
-# **约 75 分钟** · 前置:01 · 不用 GPU · 源码:`nanoengine/model/decoder.py`、`nanoengine/model/layers.py`、`nanoengine/model/ops.py`
+# **约 75 分钟** · 前置:01 · 不用 GPU · 源码:`nanoengine/model/decoder.py`、`nanoengine/model/layers.py`
 #
 # 这一课结束时,你
 #
@@ -435,21 +435,21 @@ torch.set_num_threads(threads)
 # %% [markdown] id="source-intro"
 # ### Open the source
 #
-# The package's layer, read live, and what it calls. Find the two additions to the stream. (They hide: `delta` is handed on
-# *unadded*, so that the addition and the next norm can share one pass over memory.)
+# The package's layer, read live, and its norm. Find the two additions to the stream: `residual` is the stream so far, `hidden`
+# what the last part adds to it, and the norm that comes next does the addition. Most engines write it so: both share one pass
+# over memory.
 #
 # <!-- zh -->
 # ### 打开源码
 #
-# 包里的一层,还有它调用的东西,都是现读的。找一找往流上加的那两次在哪。(藏起来了:`delta` 传出去的时候还**没加**,这样加法和下一个 norm 能合在一趟里。)
+# 包里的一层,还有它的 norm,都是现读的。找一找往流上加的那两次在哪:`residual` 是到目前为止的流,`hidden` 是上一部分要加上去的,加法由紧接着的 norm 来做。大多数引擎都这么写:加法和 norm 合在一趟里。
 
 # %% id="show-layer"
 from nanoengine.model.decoder import DecoderLayer
-from nanoengine.model.layers import PackedLinear
-from nanoengine.model.ops import TorchOps
+from nanoengine.model.layers import AddRMSNorm, PackedLinear
 
 display(show(DecoderLayer.forward))
-show(TorchOps.norm, doc=False)  # norm_product() calls it, then multiplies
+show(AddRMSNorm.forward)
 
 # %% id="show-load"
 show(PackedLinear.load)
@@ -463,52 +463,57 @@ show(PackedLinear.load)
 # 加载器就这么点:每一部分知道自己的 `rows`,checkpoint 里的张量拷到那几行。其余的在 `Decoder.load_weights`:对名字,哪一部分没来就报错。不然,缺的那块 K 里装的就是内存垃圾,而输出说不定还挺通顺:把第 15 层 K 的那几行清零,试试看。
 
 # %% [markdown] id="yours-intro"
-# ### Your operations in the real engine
+# ### Your layer in the real engine
 #
-# The package's `Decoder` asks an `ops` object for everything between the products and attention. Give it yours: the engine,
-# its blocks and its paged attention stay, the arithmetic is your own. Its tokens, against the package's.
+# The package's `Decoder` calls its layers one after the other. Put your own in their place: the engine, its blocks, its paged
+# attention and the weights stay, the arithmetic is yours. `ctx` brings the step's positions and the attention. A layer that
+# has added everything hands on no second tensor. Its tokens, against the package's.
 #
 # <!-- zh -->
-# ### 把你的操作插进真引擎
+# ### 把你的层插进真引擎
 #
-# 包里的 `Decoder`,除了矩阵乘和 attention,其余都问一个叫 `ops` 的对象要。把你的给它:引擎、块、分页 attention 都不动,算术换成你的。然后和包的输出逐 token 比。
+# 包里的 `Decoder` 一层一层往下调。把层换成你的:引擎、块、分页 attention、权重都不动,算术换成你的。`ctx` 里有这一步的位置和 attention。全都加完了,第二个张量就不用往下传。然后和包的输出逐 token 比。
 
 # %% id="my-ops"
-class MyOps(TorchOps):
-    def rope(self, table, positions, dtype):
-        return positions  # no table: turn() computes the angles
+class MyLayer(torch.nn.Module):
+    def __init__(self, theirs):
+        super().__init__()
+        self.theirs = theirs  # the package's layer, for its weights
 
-    def norm(self, stream, delta, norm):
-        stream = stream if delta is None else stream + delta
-        return stream, rms_norm(stream, norm.weight, norm.eps)
+    def positions(self, ctx):
+        return ctx.positions
 
-    def swiglu_product(self, gate_up, product):
-        gate, up = gate_up.chunk(2, -1)
-        return product(silu(gate) * up)
-
-    def turn(self, qkv, layer, positions, cache, slots):  # the last two: for kernels that also store k and v
+    def forward(self, x, nothing, ctx):
+        norms = self.theirs.input_layernorm, self.theirs.post_attention_layernorm
+        attn, mlp, at = self.theirs.self_attn, self.theirs.mlp, self.positions(ctx)
+        qkv = attn.qkv_proj(rms_norm(x, norms[0].weight, norms[0].eps))
         q, k, v = qkv.unflatten(-1, (-1, config.head_dim)).split(
-            (layer.heads, layer.kv_heads, layer.kv_heads), 1)
-        return rope(q, positions, config.rope_theta), rope(k, positions, config.rope_theta), v
+            (attn.num_heads, attn.num_kv_heads, attn.num_kv_heads), 1)
+        q, k = rope(q, at, config.rope_theta), rope(k, at, config.rope_theta)
+        out = ctx.attention(q, k, v, ctx.kv_cache, ctx.metadata, config.head_dim**-0.5)
+        x = x + attn.o_proj(out.flatten(1))
+        gate, up = mlp.gate_up_proj(rms_norm(x, norms[1].weight, norms[1].eps)).chunk(2, -1)
+        return x + mlp.down_proj(silu(gate) * up), None
 
 # %% id="my-ops-run"
 from nanoengine.worker.model_runner import ModelRunner
 
 model = llm.engine.runner.model
+package_layers = model.layers
 greedy = SamplingParams(temperature=0, max_tokens=16)
 prompts = [tokenizer.encode(p) for p in ("Water boils at", "The capital of France is")]
 
-def tokens_with(ops, prompts):
-    before, model.ops = model.ops, ops
+def tokens_with(layers, prompts):
+    model.layers = torch.nn.ModuleList(layers)
     settings = EngineConfig(max_model_len=512, num_blocks=32, device="cpu", vocab_size=config.vocab_size)
     engine = LLMEngine(settings, ModelRunner(settings, model=model))
     seqs = [engine.add_request(ids, greedy) for ids in prompts]
     for _ in engine.run():
         pass
-    model.ops = before
+    model.layers = package_layers
     return [seq.output_ids for seq in seqs]
 
-package, own = tokens_with(TorchOps(), prompts), tokens_with(MyOps(), prompts)
+package, own = tokens_with(package_layers, prompts), tokens_with(map(MyLayer, package_layers), prompts)
 for theirs, ours in zip(package, own):
     print("equal" if theirs == ours else "DIFFERENT", repr(tokenizer.decode(ours)))
 
@@ -536,15 +541,13 @@ for theirs, ours in zip(package, own):
 # **先预测**:输出是乱码,还是文章?
 
 # %% id="off"
-class OffByOne(MyOps):
-    def __init__(self, prompt_len):
-        self.prompt_len = prompt_len
-
-    def rope(self, table, positions, dtype):
-        return positions + (positions >= self.prompt_len)
-
 water = prompts[0]
-(wrong,) = tokens_with(OffByOne(len(water)), [water])
+
+class OffByOne(MyLayer):
+    def positions(self, ctx):
+        return ctx.positions + (ctx.positions >= len(water))
+
+(wrong,) = tokens_with(map(OffByOne, package_layers), [water])
 print("right:     ", repr(tokenizer.decode(package[0])))
 print("off by one:", repr(tokenizer.decode(wrong)))
 
@@ -554,10 +557,13 @@ from nanoengine.model.decoder import full_forward
 full = water + package[0]
 
 def teacher_forced(positions):
-    before, model.ops = model.ops, MyOps()
-    model.ops.rope = lambda table, p, dtype: positions
+    class Elsewhere(MyLayer):
+        def positions(self, ctx):
+            return positions
+
+    model.layers = torch.nn.ModuleList(map(Elsewhere, package_layers))
     logits = full_forward(model, full)
-    model.ops = before
+    model.layers = package_layers
     return logits
 
 right = torch.arange(len(full))

@@ -62,6 +62,7 @@ lesson("03", lang="en")
 import torch
 
 from nanoengine import LLM, EngineConfig, SamplingParams
+from nanoengine.attention import AttentionBackend
 from nanoengine.attention.torch_attention import dense_attention
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.worker.model_runner import ModelRunner
@@ -242,7 +243,7 @@ print("tokens computed in each step:", [n for ((_, n),) in cached_steps[:NEW]])
 # 引擎里的缓存是分块的。那就让一块和整条序列一样长,一块**就是**一段连续缓存。十来行代码把 `my_attention` 包成一个后端,真引擎就跑在它上面。三个请求拼成一个 batch:token 首尾相接,每个请求的那一段是一行。
 
 # %% id="backend"
-class Contiguous:
+class Contiguous(AttentionBackend):
     name, default_block_size = "contiguous", 256
     def prepare(self, batch, block_size, device):
         """(first token of the row, tokens, tokens before, its one block) of each row."""
@@ -513,19 +514,18 @@ from nanoengine.model.decoder import Attention
 show(TorchAttention.__call__, highlight=("store", "gather"))
 
 # %% id="show-decoder"
-show(Attention.forward, highlight="attention(q, k, v, cache")
+show(Attention.forward, highlight="ctx.attention(q, k, v")
 
 # %% [markdown] id="source-walk"
 # * `store` comes **first**: the new token must see itself.
 # * `row.blocks is None` is our `n > 1` case: a prompt with nothing before it attends to its own k and v. With a prefix before it
 #   (a chunk, a cache hit) it gathers, and needs a mask that is **shifted**: exercise 03a.
-# * The decoder only passes `cache` on. Paging, quantised KV or your tensor: the backend's business alone. (`slots` lets a fused GPU
-#   kernel store k and v while it turns them; here it is None.)
+# * The decoder only passes the layer's `kv_cache` on. Paging, quantised KV or your tensor: the backend's business alone.
 #
 # <!-- zh -->
 # * `store` 在**前**:新 token 得看得见自己。
 # * `row.blocks is None` 就是我们的 `n > 1`:前面什么都没有的 prompt,直接对自己的 k、v 做注意力。前面有东西(chunk、缓存命中)就要 gather,而且掩码得**错开**:练习 03a。
-# * decoder 只管把 `cache` 往下传。分页、量化的 KV、还是你那个张量,都只是后端自己的事。(`slots` 是给 GPU 上的融合内核用的,转 RoPE 的同时就把 k、v 存好;这里是 None。)
+# * decoder 只管把这一层的 `kv_cache` 往下传。分页、量化的 KV、还是你那个张量,都只是后端自己的事。
 
 # %% [markdown] id="negative-intro"
 # ## 10 · Where it does not help
@@ -562,7 +562,7 @@ print(f"512 -> 1024 tokens: in place {512 * kv / 1e6:.0f} MB, copied by torch.ca
 # | --- | --- | --- | --- |
 # | write | `Attention.forward`, a Triton kernel | `FlashAttentionImpl.do_kv_cache_update` | `store` |
 # | read | the same method, one of two flash-attn calls | `FlashAttentionImpl.forward` | `TorchAttention` |
-# | the step's lengths reach it | by a module global | by one, too: each layer takes it from the `ForwardContext` and hands it on | as an argument all the way |
+# | the step's lengths reach it | by a module global | by one, too: each layer takes it from the `ForwardContext` and hands it on | in `ctx`, an argument all the way |
 #
 # Both write k and v before they attend, and neither grows a tensor: the pool is allocated once, at start-up.
 #
@@ -573,7 +573,7 @@ print(f"512 -> 1024 tokens: in place {512 * kv / 1e6:.0f} MB, copied by torch.ca
 # | --- | --- | --- | --- |
 # | 写 | `Attention.forward`,一个 Triton 内核 | `FlashAttentionImpl.do_kv_cache_update` | `store` |
 # | 读 | 同一个方法,两个 flash-attn 调用之一 | `FlashAttentionImpl.forward` | `TorchAttention` |
-# | 这一步的长度怎么传到 | 模块级全局变量 | 也是全局变量:每层从 `ForwardContext` 里取出,再传给后端 | 一路都是参数 |
+# | 这一步的长度怎么传到 | 模块级全局变量 | 也是全局变量:每层从 `ForwardContext` 里取出,再传给后端 | 放在 `ctx` 里,一路都是参数 |
 #
 # 两家都是先写 k、v 再做注意力,也都不把张量越拼越长:池子在启动时一次分配好。
 

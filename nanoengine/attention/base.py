@@ -14,13 +14,16 @@ class AttentionBackend(Protocol):
     """Causal attention of ragged rows over KV blocks.
 
     A layer's cache is a tensor [2, num_blocks, block_size, kv_heads, head_dim]: K, then V.
-    reads_stored (optional, False if missing): the backend finds everything it needs in the cache, and its
-    metadata have ``slots``; a fused kernel may then have written k and v already, which come as None.
-    A subclass of attention.paged.PagedBackend also serves CUDA graphs.
+    name, default_block_size: for messages, and where no block size is asked for.
+    reads_stored: the backend finds everything it needs in the cache, and its metadata have
+    ``slot_mapping``; a fused kernel may then have written k and v already, which come as None.
+    supports_cuda_graphs: see attention.paged.PagedBackend, which serves them.
     """
 
     name: str
     default_block_size: int
+    reads_stored: bool = False
+    supports_cuda_graphs: bool = False
 
     def prepare(self, batch: Batch, block_size: int, device: torch.device) -> Any:
         """Metadata of one step, shared by all layers (an argument, never a global)."""

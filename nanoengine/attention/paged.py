@@ -61,12 +61,14 @@ def common_metadata(batch: Batch, bucket: Bucket | None = None) -> dict[str, np.
 class PagedBackend:
     """A backend over block tables on the device. A subclass gives build, store and attend.
 
-    kv_may_be_stored: a fused kernel may have written k and v to the cache already; then they are None.
+    reads_stored: a fused kernel may have written k and v to the cache already; then they are None.
     supports_cuda_graphs: sizes of build() depend on the bucket alone, and attend() waits for nothing.
+    kernels: files of nanoengine.kernels that every step launches; they are compiled beforehand.
     """
 
-    kv_may_be_stored = True
+    reads_stored = True
     supports_cuda_graphs = True
+    kernels: tuple[str, ...] = ()
 
     def build(self, batch: Batch, bucket: Bucket | None = None) -> PagedMetadata:
         """Metadata on the host, padded to ``bucket``."""
@@ -75,10 +77,6 @@ class PagedBackend:
     def ready(self, metadata: PagedMetadata, block_tables, max_query_len: int, max_seq_len: int) -> PagedMetadata:
         """``metadata`` on the device, with what it needs beside the arrays."""
         return replace(metadata, block_tables=block_tables, max_query_len=max_query_len, max_seq_len=max_seq_len)
-
-    def warm_calls(self, model, block_size: int) -> list:
-        """Functions that make the backend compile what it needs; they may run in several threads."""
-        return []
 
     def prepare(self, batch: Batch, block_size: int, device: torch.device) -> PagedMetadata:
         """Metadata of one batch that owns its block tables: all of them are sent."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from nanoengine.attention.base import AttentionBackend
 from nanoengine.engine.batch import Batch
 
 
@@ -37,7 +38,7 @@ class Metadata:
     rows: list[Row]
 
 
-class TorchAttention:
+class TorchAttention(AttentionBackend):
     name = "torch"
     default_block_size = 16
 
@@ -112,3 +113,6 @@ def dense_attention(q, k, v, cache, metadata, scale: float) -> torch.Tensor:
     """
     row = Row(0, q.shape[0], q.shape[0], None, None)
     return attend(q, k, v, q.shape[1] // k.shape[1], row, scale)
+
+
+dense_attention.reads_stored = False

@@ -13,14 +13,15 @@ import torch
 
 from nanoengine.attention.paged import Bucket, PagedBackend, PagedMetadata, common_metadata
 from nanoengine.engine.batch import Batch
-from nanoengine.kernels.paged_decode import paged_decode, plan_pieces
+from nanoengine.kernels.kv_splits import plan_kv_splits
+from nanoengine.kernels.paged_decode import paged_decode
 from nanoengine.kernels.paged_prefill import most_tiles, paged_prefill, plan_tiles, queries_per_tile
 from nanoengine.kernels.store_kv import store_kv
 
 
 @dataclass(slots=True, kw_only=True)
 class TritonMetadata(PagedMetadata):
-    """kv_splits: [4, *] and split_rows: [3, *] of plan_pieces; query_tiles: [2, *] of plan_tiles."""
+    """kv_splits: [4, *] and split_rows: [3, *] of plan_kv_splits; query_tiles: [2, *] of plan_tiles."""
 
     kv_splits: Any
     split_rows: Any
@@ -44,6 +45,7 @@ class TritonAttention(PagedBackend):
 
     name = "triton"
     default_block_size = 16
+    kernels = ("kv_splits", "paged_decode", "paged_prefill")
 
     def __init__(self, group: int = 1, kv_heads: int = 8):
         self.group, self.kv_heads = group, kv_heads
@@ -57,28 +59,13 @@ class TritonAttention(PagedBackend):
             tiles = 0 if bucket.is_decode else most_tiles(bucket.tokens, bucket.rows, per_tile)
         spare = spare_pieces(rows, self.kv_heads) if rows else 0  # prompts alone need no launch of the decode kernel
         size = None if bucket is None else rows
-        kv_splits, split_rows = plan_pieces(batch.context_lens[decode], decode, spare, size)
+        kv_splits, split_rows = plan_kv_splits(batch.context_lens[decode], decode, spare, size)
         return TritonMetadata(
             **common_metadata(batch, bucket),
             kv_splits=kv_splits,
             split_rows=split_rows,
             query_tiles=plan_tiles(batch.query_lens, batch.context_lens, others, per_tile, tiles),
         )
-
-    def warm_calls(self, model, block_size: int) -> list:
-        """Functions that compile the kernels, one each."""
-        c, weight = model.config, model.embed_tokens
-        q = weight.new_zeros(2, c.num_attention_heads, c.head_dim)
-        cache = weight.new_zeros(2, 1, block_size, c.num_key_value_heads, c.head_dim)
-        tables = torch.zeros(2, 16, dtype=torch.int32, device=weight.device)
-        two = torch.full((2,), 2, device=weight.device)
-        line, out = torch.zeros_like(two), torch.empty_like(q)
-        work, split = (torch.from_numpy(x).to(weight.device) for x in plan_pieces(np.array([2, 2]), np.arange(2), 2))
-        tile = torch.zeros(2, 1, dtype=torch.int64, device=weight.device)
-        return [
-            lambda: paged_decode(q, cache, tables, line, line, work, split, out, 1.0),
-            lambda: paged_prefill(q, cache, tables, line, line, two, two, tile, out, 1.0),
-        ]
 
     def store(self, k, v, cache, slots) -> None:
         store_kv(k, v, cache, slots)

@@ -16,7 +16,8 @@ from triton.testing import do_bench_cudagraph
 from nanoengine.attention.triton_attention import spare_pieces
 from nanoengine.bench.gpu import machine, nano_vllm_workload, tell
 from nanoengine.bench.roofline import find_card
-from nanoengine.kernels.paged_decode import Tuning, paged_decode, plan_pieces
+from nanoengine.kernels.kv_splits import plan_kv_splits
+from nanoengine.kernels.paged_decode import Tuning, paged_decode
 from nanoengine.model.config import NAMED_CONFIGS
 
 STEPS = (100, 215, 450, 600, 730, 850, 970)
@@ -65,9 +66,9 @@ def scenes(block_size: int) -> list[Scene]:
     return many + [scene_of(contexts, 0, None, block_size) for contexts in FEW]
 
 
-def measure(model: str = "qwen3-0.6b", tunings: list[Tuning] = (), spares: list[int | None] = (None,), ranks: int = 1,
-            block_size: int = 16, say=tell) -> dict:  # fmt: skip
-    """Each tuning (all by default: the engine's own) with each number of spare pieces (None: the engine's own).
+def measure(model: str = "qwen3-0.6b", tunings: list[Tuning] = (), extra_splits: list[int | None] = (None,),
+            ranks: int = 1, block_size: int = 16, say=tell) -> dict:  # fmt: skip
+    """Each tuning (all by default: the engine's own) with each number of extra KV splits (None: the engine's own).
 
     ranks: measure one rank's share of the KV heads. Errors: ValueError for ranks that do not divide them.
     """
@@ -80,9 +81,9 @@ def measure(model: str = "qwen3-0.6b", tunings: list[Tuning] = (), spares: list[
     shape = (c.num_hidden_layers, 2, max(s.num_blocks for s in found), block_size, c.num_key_value_heads, c.head_dim)
     caches = torch.empty(shape, device="cuda", dtype=torch.bfloat16).normal_()
     rows = []
-    for tuning, spare in itertools.product(tunings or [Tuning()], spares):
-        figures = {scene.name: layer_figures(scene, c, caches, tuning, spare) for scene in found}
-        rows.append({"tile": tuning.tile, "warps": tuning.warps, "stages": tuning.stages, "spare_pieces": spare,
+    for tuning, extra in itertools.product(tunings or [Tuning()], extra_splits):
+        figures = {scene.name: layer_figures(scene, c, caches, tuning, extra) for scene in found}
+        rows.append({"tile": tuning.tile, "warps": tuning.warps, "stages": tuning.stages, "spare_pieces": extra,
                      "scenes": figures})  # fmt: skip
         say(" ".join(f"{f['us']:8.1f}" for f in figures.values()))
     card = find_card(torch.cuda.get_device_name())
@@ -94,18 +95,18 @@ def measure(model: str = "qwen3-0.6b", tunings: list[Tuning] = (), spares: list[
     }  # fmt: skip
 
 
-def layer_figures(scene: Scene, config, caches: torch.Tensor, tuning: Tuning, spare: int | None) -> dict:
+def layer_figures(scene: Scene, config, caches: torch.Tensor, tuning: Tuning, extra: int | None) -> dict:
     """us: a layer, the median; tb_s: terabytes a second of keys and values."""
     kv_heads, rows, device = config.num_key_value_heads, len(scene.contexts), caches.device
-    spare = spare_pieces(rows, kv_heads) if spare is None else spare
-    plan = plan_pieces(scene.contexts, np.arange(rows), spare, tile=tuning.tile)
-    work, split, tables = (torch.from_numpy(x).to(device) for x in (*plan, scene.tables))
+    extra = spare_pieces(rows, kv_heads) if extra is None else extra
+    plan = plan_kv_splits(scene.contexts, np.arange(rows), extra, tile=tuning.tile)
+    kv_splits, combined, tables = (torch.from_numpy(x).to(device) for x in (*plan, scene.tables))
     q = torch.randn(rows, config.num_attention_heads, config.head_dim, device=device).to(caches.dtype)
     lines, out = torch.arange(rows, device=device), torch.empty_like(q)
 
     def layers() -> None:
         for cache in caches:
-            paged_decode(q, cache, tables, lines, lines, work, split, out, config.head_dim**-0.5, tuning)
+            paged_decode(q, cache, tables, lines, lines, kv_splits, combined, out, config.head_dim**-0.5, tuning)
 
     seconds = seconds_of(layers) / len(caches)
     moved = int(scene.contexts.sum()) * 2 * kv_heads * config.head_dim * caches.element_size()
@@ -123,10 +124,10 @@ def show(result: dict) -> str:
     best = {name: max(row["scenes"][name]["tb_s"] for row in result["rows"]) for name in names}
     of = f", of {result['bandwidth'] / 1e12:g}" if result["bandwidth"] else ""
     lines = [f"{result['machine']}, {result['date']}: {result['model']}", f"TB/s{of}; rows x mean context:",
-             "tile warps stages spare " + "".join(f"{name:>12}" for name in names)]  # fmt: skip
+             "tile warps stages extra " + "".join(f"{name:>12}" for name in names)]  # fmt: skip
     for row in result["rows"]:
-        spare = "own" if row["spare_pieces"] is None else row["spare_pieces"]
+        extra = "own" if row["spare_pieces"] is None else row["spare_pieces"]
         reached = {name: figures["tb_s"] for name, figures in row["scenes"].items()}
         cells = "".join(f"{rate:>11.2f}{'*' if rate == best[name] else ' '}" for name, rate in reached.items())
-        lines.append(f"{row['tile']:4} {row['warps']:5} {row['stages']:6} {spare:>5} {cells}")
+        lines.append(f"{row['tile']:4} {row['warps']:5} {row['stages']:6} {extra:>5} {cells}")
     return "\n".join(lines)

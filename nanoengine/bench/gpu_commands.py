@@ -1,4 +1,4 @@
-"""``nanoengine bench latency | arrivals | ladder | attention | products | step | tp``, and ``bench offline`` on a GPU.
+"""``nanoengine bench latency | arrivals | ladder | attention | gemm | step | tp``, and ``bench offline`` on a GPU.
 
 Imports little.
 """
@@ -31,14 +31,19 @@ def add_bench_gpu(kinds) -> None:
     attention.add_argument("--tile", type=int, nargs="+", metavar="N", help="keys a program loads at a time")
     attention.add_argument("--warps", type=int, nargs="+", metavar="N", help="warps a program")
     attention.add_argument("--stages", type=int, nargs="+", metavar="N", help="tiles whose loads are in flight")
-    attention.add_argument("--spare", type=int, nargs="+", metavar="N", help="pieces beyond one a row")
+    attention.add_argument(
+        "--extra-splits", "--spare", type=int, nargs="+", metavar="N", help="KV splits beyond one per row"
+    )
     attention.add_argument("--ranks", type=int, default=1, metavar="K", help="one of K ranks' KV heads (default: 1)")
     attention.set_defaults(run=run_attention)
-    products = kinds.add_parser("products", help="the matrix products of a decode step by themselves on a GPU",
-                                description="Our kernel for few rows beside cuBLAS, microseconds with the norm that "
-                                "follows.")  # fmt: skip
-    products.add_argument("--rows", type=int, nargs="+", metavar="N", help="rows of a step (default: 2 to 256)")
-    products.set_defaults(run=run_products)
+    gemm = kinds.add_parser(
+        "gemm",
+        aliases=["products"],
+        help="the GEMMs of a decode step by themselves on a GPU",
+        description="Our kernel for few rows beside cuBLAS, microseconds with the norm that follows.",
+    )
+    gemm.add_argument("--rows", type=int, nargs="+", metavar="N", help="rows of a step (2 to 256)")
+    gemm.set_defaults(run=run_gemm)
     step = kinds.add_parser("step", help="decode steps of the engine on a GPU",
                             description="Milliseconds of a decode step, and what bytes allow.")  # fmt: skip
     step.add_argument("--scene", nargs="+", metavar="ROWSxCONTEXT", help="such as 208x715 (default: six of them)")
@@ -52,7 +57,7 @@ def add_bench_gpu(kinds) -> None:
     tp.add_argument("--cpu", action="store_true", help="processes on the CPU")
     tp.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
     tp.set_defaults(run=run_tp)
-    for parser in (latency, arrivals, ladder, attention, products, step):
+    for parser in (latency, arrivals, ladder, attention, gemm, step):
         parser.add_argument("--model", default="qwen3-0.6b", metavar="SHAPE", help="random weights (qwen3-0.6b)")
         parser.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
 
@@ -118,14 +123,14 @@ def run_attention(args) -> int:
     own = Tuning()
     sizes = itertools.product(args.tile or [own.tile], args.warps or [own.warps], args.stages or [own.stages])
     tunings = [Tuning(*size) for size in sizes]
-    return report(args.json, lambda: measure(args.model, tunings, args.spare or [None], ranks=args.ranks), show)
+    return report(args.json, lambda: measure(args.model, tunings, args.extra_splits or [None], ranks=args.ranks), show)
 
 
-def run_products(args) -> int:
+def run_gemm(args) -> int:
     from nanoengine.bench.commands import report
 
     _need_gpu()
-    from nanoengine.bench.products import ROWS, measure, show
+    from nanoengine.bench.gemm import ROWS, measure, show
 
     return report(args.json, lambda: measure(args.model, args.rows or ROWS), show)
 

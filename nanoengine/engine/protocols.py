@@ -30,6 +30,28 @@ def members(protocol: type) -> list[str]:
     return sorted(name for name in names if not name.startswith("_"))
 
 
+def require(part: Any, protocol: type, name: str) -> None:
+    """TypeError that names what ``part`` lacks of ``protocol``."""
+    missing = [member for member in members(protocol) if not hasattr(part, member)]
+    if missing:
+        raise TypeError(
+            f"{name} {type(part).__name__} has no {', '.join(missing)}: subclass "
+            f"{protocol.__module__}.{protocol.__qualname__}, which has the defaults"
+        )
+
+
+@runtime_checkable
+class DeclaresSupport(Protocol):
+    """A part that names the admission.RUNNER_OPTIONS that it has."""
+
+    supports: frozenset[str]
+
+
+def supported_by(part: Any) -> frozenset[str]:
+    """What ``part`` declares; a plain function as sampler declares nothing."""
+    return frozenset(part.supports) if isinstance(part, DeclaresSupport) else frozenset()
+
+
 @runtime_checkable
 class Pending(Protocol):
     """A launched step. ``result()`` waits for it; it may be asked once.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from nanoengine.config import EngineConfig
 from nanoengine.engine.block_manager import BlockManager
-from nanoengine.engine.protocols import Runner, members
+from nanoengine.engine.protocols import Runner, require
 from nanoengine.engine.sequence import Sequence, Status
 
 
@@ -276,12 +276,7 @@ def choose_parts(config: EngineConfig, runner, block_manager=None, scheduler=Non
     leaves to the runner filled in. A scheduler object brings its own block manager.
     Errors: ValueError if the parts do not fit together.
     """
-    missing = [name for name in members(Runner) if not hasattr(runner, name)]
-    if missing:
-        raise TypeError(
-            f"runner {type(runner).__name__} has no {', '.join(missing)}: subclass "
-            "nanoengine.engine.protocols.Runner, which has the defaults"
-        )
+    require(runner, Runner, "runner")
     if block_manager is None and scheduler is not None and not isinstance(scheduler, type):
         block_manager = scheduler.block_manager
     if block_manager is None:

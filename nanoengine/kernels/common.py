@@ -10,13 +10,17 @@ import triton.language as tl
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """Matrix units round float32 to 10-bit mantissas (tf32) unless told not to; 16-bit types are exact either way."""
+    """tl.dot's input_precision.
+
+    Matrix units round float32 to mantissas of 10 bits (tf32) unless they are told not to. 16-bit
+    types are exact either way.
+    """
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
 @cache
 def power_of_two(n: int, at_least: int = 1) -> int:
-    """The power of two >= max(n, at_least): the shape of a Triton tile; what is beyond n is masked."""
+    """The power of two >= max(n, at_least): a Triton tile's shape. What lies beyond n is masked."""
     return max(at_least, triton.next_power_of_2(n))
 
 
@@ -26,14 +30,17 @@ def _can_overlap(device: torch.device) -> bool:
 
 
 def overlapped(x: torch.Tensor) -> dict:
-    """Launch options of a kernel that may be set up while the one before it still runs (Hopper and newer).
+    """Launch options of a kernel that may be set up while the one ahead still runs.
 
-    Such a kernel lets its follower start at once and, before it touches what an earlier kernel wrote or reads,
-    waits until that one has ended: ``begin(OVERLAP)``, or ``let_next_start`` and ``wait_for_last``. It waits even if
-    it has nothing to do: its own end tells the next kernel that all before it have ended.
-    CUDA's name is programmatic dependent launch. It hides a microsecond or two a kernel.
+    CUDA calls this programmatic dependent launch; Hopper and newer GPUs have it. It hides a
+    microsecond or two per kernel. Such a kernel lets the next one start at once. Before it touches
+    what an earlier kernel wrote or reads, it waits until that one has ended: ``begin(OVERLAP)``, or
+    ``let_next_start`` and ``wait_for_last``. It waits even if it has nothing to do, because its own
+    end tells the next kernel that all kernels ahead have ended.
     """
-    return dict(OVERLAP=True, launch_pdl=True) if _can_overlap(x.device) else dict(OVERLAP=False)
+    if _can_overlap(x.device):
+        return dict(OVERLAP=True, launch_pdl=True)
+    return dict(OVERLAP=False)
 
 
 @triton.jit
@@ -50,14 +57,14 @@ def wait_for_last(OVERLAP: tl.constexpr):
 
 @triton.jit
 def begin(OVERLAP: tl.constexpr):
-    """The next kernel may be set up now; this one goes on when the last one has ended."""
+    """The next kernel may be set up now; this one goes on when the one ahead has ended."""
     let_next_start(OVERLAP)
     wait_for_last(OVERLAP)
 
 
 @triton.jit
-def load_heads(at, dim, D: tl.constexpr, D_PAD: tl.constexpr):
-    """One head of some tokens, [*, D_PAD], zeros from D on. at: pointers; dim: 0..D_PAD."""
+def load_heads(pointers, dim, D: tl.constexpr, D_PAD: tl.constexpr):
+    """One head of some tokens, [*, D_PAD], zeros from D on. dim: 0..D_PAD."""
     if D == D_PAD:
-        return tl.load(at)
-    return tl.load(at, mask=(dim < D)[None, :], other=0.0)
+        return tl.load(pointers)
+    return tl.load(pointers, mask=(dim < D)[None, :], other=0.0)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 
 from nanoengine.kernels.common import begin, overlapped, power_of_two
+from nanoengine.kernels.contract import Contract, ModelTensors
 
 
 def decode_inputs_reference(ids, sources, previous, positions, slots, table_rows, tables, embedding, block_size: int,
@@ -37,6 +40,20 @@ def decode_inputs(ids, sources, previous, positions, slots, table_rows, tables, 
         len(embedding), BLOCK_SIZE=block_size, HIDDEN=hidden, PAD=power_of_two(hidden), **overlapped(out),
     )  # fmt: skip
     return out
+
+
+def _warmup(m: ModelTensors) -> list:
+    zeros, none = m.numbers(0, 0), m.numbers(-1, -1)
+    tables = torch.zeros(2, 16, dtype=torch.int32, device=zeros.device)
+    rows = (zeros, none, zeros, zeros, none, zeros)
+    return [partial(decode_inputs, *rows, tables, m.embed_tokens, m.block_size)]
+
+
+CONTRACT = Contract(
+    references={decode_inputs: decode_inputs_reference},
+    early_reads={"_decode_inputs": ()},
+    warmup=_warmup,
+)
 
 
 @triton.jit

@@ -1,10 +1,12 @@
-"""Matrix times vector, for a batch of one token: it reads every weight once, so it is a memory copy in disguise.
+"""Matrix times vector, for a step of one token: every weight is read once, as in a memory copy.
 
-What comes before the product (residual addition and RMSNorm, or SwiGLU) is computed by every program
-anew: a few KB from the L2 cache, in exchange for a kernel and its launch.
+What comes before the matmul (residual addition and RMSNorm, or SiLU and multiplication) is computed
+again by every program. That reads a few KB from the L2 cache and saves a kernel and its launch.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,94 +14,178 @@ import triton
 import triton.language as tl
 
 from nanoengine.kernels.common import let_next_start, overlapped, power_of_two, wait_for_last
-from nanoengine.kernels.norm import add_norm_reference
-from nanoengine.kernels.swiglu import swiglu_reference
+from nanoengine.kernels.contract import Contract, ModelTensors
+from nanoengine.kernels.rms_norm import fused_add_rms_norm_reference
+from nanoengine.kernels.silu_and_mul import silu_and_mul_reference
 
-MOST_INPUTS = 4096  # a program holds whole rows in registers
+MAX_K = 4096  # a program holds whole rows in registers
 
 
-def fits(weight: torch.Tensor) -> bool:
-    """True if a product with one token is for these kernels: rows of ``weight`` [out, in] are short and dense."""
-    return weight.shape[1] <= MOST_INPUTS and weight.is_contiguous()
+def fits_gemv(weight: torch.Tensor) -> bool:
+    """True if a token times ``weight`` [out, in] is for these kernels: short, dense rows."""
+    return weight.shape[1] <= MAX_K and weight.is_contiguous()
 
 
 def gemv_reference(x, weight, bias=None) -> torch.Tensor:
     return F.linear(x, weight, bias)
 
 
-def norm_gemv_reference(stream, delta, norm_weight, eps: float, weight, bias=None):
-    """See norm_gemv."""
-    stream, normed = add_norm_reference(stream, delta, norm_weight, eps)
-    return stream, F.linear(normed, weight, bias)
+def rms_norm_gemv_reference(hidden_states, residual, norm_weight, eps: float, weight, bias=None):
+    """See rms_norm_gemv."""
+    normed, residual = fused_add_rms_norm_reference(hidden_states, residual, norm_weight, eps)
+    return F.linear(normed, weight, bias), residual
 
 
-def swiglu_gemv_reference(gate_up, weight, bias=None) -> torch.Tensor:
-    return F.linear(swiglu_reference(gate_up), weight, bias)
+def silu_and_mul_gemv_reference(gate_up, weight, bias=None) -> torch.Tensor:
+    return F.linear(silu_and_mul_reference(gate_up), weight, bias)
 
 
 def gemv(x, weight, bias=None, out=None) -> torch.Tensor:
-    """x [1, in] times weight [out, in] transposed, plus bias [out]; float32 sums. Returns [1, out], in ``out`` if
-    given."""
-    return _launch(x, x, x, None, weight, bias, 0.0, plain=True, out=out)
+    """x [1, in] times weight [out, in] transposed, plus bias [out]: [1, out], in ``out`` if given.
+
+    Sums are float32.
+    """
+    return _launch(x, x, x, None, weight, bias, 0.0, out=out)
 
 
-def norm_gemv(stream, delta, norm_weight, eps: float, weight, bias=None) -> tuple[torch.Tensor, torch.Tensor]:
-    """(stream + delta, the product of its RMSNorm with ``weight``): [1, in], [1, out]; delta may be None."""
-    new = stream if delta is None else torch.empty_like(stream)
-    return new, _launch(stream, stream if delta is None else delta, norm_weight, new, weight, bias, eps,
-                        norm=True, add=delta is not None)  # fmt: skip
+def rms_norm_gemv(
+    hidden_states, residual, norm_weight, eps: float, weight, bias=None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(linear(RMSNorm(hidden_states + residual)), that sum): [1, out], [1, in].
+
+    residual None adds nothing, and the sum is hidden_states. No argument is changed.
+    """
+    if residual is None:
+        out = _launch(hidden_states, hidden_states, norm_weight, None, weight, bias, eps, norm=True)
+        return out, hidden_states
+    total = torch.empty_like(residual)
+    out = _launch(
+        residual, hidden_states, norm_weight, total, weight, bias, eps, norm=True, add=True
+    )
+    return out, total
 
 
-def swiglu_gemv(gate_up, weight, bias=None) -> torch.Tensor:
+def silu_and_mul_gemv(gate_up, weight, bias=None) -> torch.Tensor:
     """silu(gate) * up, times ``weight``: gate_up [1, 2 * in] -> [1, out]."""
-    return _launch(gate_up, gate_up, gate_up, None, weight, bias, 0.0, swiglu=True)
+    return _launch(gate_up, gate_up, gate_up, None, weight, bias, 0.0, silu_and_mul=True)
 
 
-def _launch(x, delta, norm_weight, new, weight, bias, eps, *, plain=False, norm=False, add=False, swiglu=False,
-            out=None):  # fmt: skip
-    outputs, inputs = weight.shape
+def _launch(
+    x,
+    added,
+    norm_weight,
+    total,
+    weight,
+    bias,
+    eps,
+    *,
+    norm=False,
+    add=False,
+    silu_and_mul=False,
+    out=None,
+):
+    outputs, k = weight.shape
     out = x.new_empty(1, outputs) if out is None else out
     rows = 2 if outputs <= 4096 else 4
     _gemv[(triton.cdiv(outputs, rows),)](
-        x, delta, norm_weight, out if new is None else new, weight, weight if bias is None else bias, out, eps, outputs,
-        INPUTS=inputs, PAD=power_of_two(inputs), ROWS=rows, NORM=norm, ADD=add, SWIGLU=swiglu,
-        BIAS=bias is not None, **overlapped(out), num_warps=4 if inputs <= 1024 else 8,
-    )  # fmt: skip
+        x,
+        added,
+        norm_weight,
+        out if total is None else total,
+        weight,
+        weight if bias is None else bias,
+        out,
+        eps,
+        outputs,
+        K=k,
+        PAD=power_of_two(k),
+        BLOCK_N=rows,
+        NORM=norm,
+        ADD=add,
+        SILU_AND_MUL=silu_and_mul,
+        BIAS=bias is not None,
+        **overlapped(out),
+        num_warps=4 if k <= 1024 else 8,
+    )
     return out
+
+
+def _warmup(m: ModelTensors) -> list:
+    x, calls = m.zeros(1, m.hidden_size), []
+    if m.lm_head is not None and fits_gemv(m.lm_head.weight):
+        calls.append(partial(gemv, x, *m.lm_head))
+    for linear, residual in (
+        (m.qkv_proj, None),  # the first layer's
+        (m.qkv_proj, x.clone()),
+        (m.gate_up_proj, x.clone()),
+    ):
+        if linear is not None and fits_gemv(linear.weight):
+            calls.append(partial(rms_norm_gemv, x, residual, m.norm, m.eps, *linear))
+    if m.o_proj is not None and fits_gemv(m.o_proj.weight):
+        calls.append(partial(gemv, m.zeros(1, m.o_proj.weight.shape[1]), *m.o_proj))
+    if m.down_proj is not None and fits_gemv(m.down_proj.weight):
+        gate_up = m.zeros(1, 2 * m.down_proj.weight.shape[1])
+        calls.append(partial(silu_and_mul_gemv, gate_up, *m.down_proj))
+    return calls
+
+
+CONTRACT = Contract(
+    references={
+        gemv: gemv_reference,
+        rms_norm_gemv: rms_norm_gemv_reference,
+        silu_and_mul_gemv: silu_and_mul_gemv_reference,
+    },
+    early_reads={"_gemv": {"weight", "bias"}},
+    warmup=_warmup,
+)
 
 
 @triton.jit
 def _gemv(
-    x, delta, norm_weight, new, weight, bias, out, eps, outputs,
-    INPUTS: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr,
-    SWIGLU: tl.constexpr, BIAS: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """ROWS outputs a program, the whole input at once: all its loads are in flight together.
+    x,
+    added,
+    norm_weight,
+    total,
+    weight,
+    bias,
+    out,
+    eps,
+    outputs,
+    K: tl.constexpr,
+    PAD: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    NORM: tl.constexpr,
+    ADD: tl.constexpr,
+    SILU_AND_MUL: tl.constexpr,
+    BIAS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """BLOCK_N outputs per program, the whole input at once: all its loads are in flight together.
 
-    The weights were there before the last kernel began, so loading them does not wait for it.
+    No kernel writes the weights, so loading them does not wait for the kernel ahead.
     """
     let_next_start(OVERLAP)
-    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, PAD)
-    real = column < INPUTS
-    at = row.to(tl.int64)[:, None] * INPUTS + column[None, :]
-    w = tl.load(weight + at, mask=(row < outputs)[:, None] & real[None, :], other=0.0).to(tl.float32)
+    n, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, PAD)
+    mask_k = k < K
+    offsets = n.to(tl.int64)[:, None] * K + k[None, :]
+    mask = (n < outputs)[:, None] & mask_k[None, :]
+    w = tl.load(weight + offsets, mask=mask, other=0.0).to(tl.float32)
     wait_for_last(OVERLAP)
-    value = tl.load(x + column, mask=real, other=0.0)
+    value = tl.load(x + k, mask=mask_k, other=0.0)
     if ADD:
-        value = (value.to(tl.float32) + tl.load(delta + column, mask=real, other=0.0).to(tl.float32)).to(
-            x.dtype.element_ty
-        )
+        other = tl.load(added + k, mask=mask_k, other=0.0).to(tl.float32)
+        value = (value.to(tl.float32) + other).to(x.dtype.element_ty)
         if tl.program_id(0) == 0:
-            tl.store(new + column, value, mask=real)
+            tl.store(total + k, value, mask=mask_k)
     value = value.to(tl.float32)
     if NORM:
-        scale = tl.rsqrt(tl.sum(value * value, 0) / INPUTS + eps)
-        value = value * scale * tl.load(norm_weight + column, mask=real, other=0.0).to(tl.float32)
+        rstd = tl.rsqrt(tl.sum(value * value, 0) / K + eps)
+        value = value * rstd * tl.load(norm_weight + k, mask=mask_k, other=0.0).to(tl.float32)
         value = value.to(x.dtype.element_ty).to(tl.float32)
-    if SWIGLU:
-        up = tl.load(x + INPUTS + column, mask=real, other=0.0).to(tl.float32)
+    if SILU_AND_MUL:
+        up = tl.load(x + K + k, mask=mask_k, other=0.0).to(tl.float32)
         value = (value * tl.sigmoid(value) * up).to(x.dtype.element_ty).to(tl.float32)
-    result = tl.sum(w * value[None, :], 1)
+    acc = tl.sum(w * value[None, :], 1)
     if BIAS:
-        result += tl.load(bias + row, mask=row < outputs, other=0.0).to(tl.float32)
-    tl.store(out + row, result.to(out.dtype.element_ty), mask=row < outputs)
+        acc += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)
+    tl.store(out + n, acc.to(out.dtype.element_ty), mask=n < outputs)

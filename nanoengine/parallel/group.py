@@ -53,7 +53,7 @@ class Group:
 
     # tensors
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` added up over the ranks, in place."""
         with _peers():
             self._wait(dist.all_reduce(x, group=self._tensors, async_op=self._waits))
@@ -67,7 +67,7 @@ class Group:
             self._wait(dist.gather(x.contiguous(), rows, group_dst=0, group=self._tensors, async_op=self._waits))
         return whole
 
-    def share(self, x: torch.Tensor) -> torch.Tensor:
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Rank 0's ``x``, written over the others'."""
         with _peers():
             self._wait(dist.broadcast(x, group_src=0, group=self._tensors, async_op=self._waits))
@@ -75,13 +75,13 @@ class Group:
 
     # numbers and objects
 
-    def smallest(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         x = torch.tensor([number], device="cpu")
         with _peers():
             self._wait(dist.all_reduce(x, op=dist.ReduceOp.MIN, group=self._cpu, async_op=True))
         return int(x)
 
-    def collect(self, numbers: list[int]) -> list[list[int]] | None:
+    def gather_numbers(self, numbers: list[int]) -> list[list[int]] | None:
         """Each rank's numbers, by rank, on rank 0."""
         x = torch.tensor(numbers, device="cpu")
         rows = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else None

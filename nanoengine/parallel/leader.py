@@ -15,6 +15,8 @@ import torch
 
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
+from nanoengine.loader.resolve import ModelFiles
+from nanoengine.parallel.decoder import load_part
 from nanoengine.parallel.group import Group
 from nanoengine.parallel.steps import StepSender
 from nanoengine.parallel.watch import Ranks
@@ -86,13 +88,14 @@ class Leader:
     Errors: RuntimeError with a rank's own traceback, or its signal, if one fails; then the engine is over.
     """
 
-    def __init__(self, config: EngineConfig, *, group: Group, ranks: Ranks, ranks_here: int, **parts):
+    def __init__(self, config: EngineConfig, *, model: ModelFiles, group: Group, ranks: Ranks, ranks_here: int,
+                 **parts):  # fmt: skip
         self.ranks, self._sender = ranks, StepSender()
         THREADS.share(ranks, config.device, ranks_here)
         try:
             with ranks.guard():
-                super().__init__(config, group=group, **parts)
-                self.facts = [RankFacts(*row) for row in group.collect(facts(self))]
+                super().__init__(config, model=load_part(model, config, group), group=group, **parts)
+                self.facts = [RankFacts(*row) for row in group.gather_numbers(facts(self))]
         except BaseException:
             self._drop()
             THREADS.give_back(ranks)

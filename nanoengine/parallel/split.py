@@ -1,17 +1,17 @@
 """Who has what: the part of a model that one of k ranks holds.
 
-A layer is two pairs of products, and each pair is cut so that its middle never has to travel:
+A layer is two pairs of linear layers. Each pair is cut so that its middle never has to travel:
 
     x [T, hidden]                      on every rank, whole
       column-parallel  q, k, v         rows of W: some of the heads, complete
         attention                      each rank its heads, its KV cache
-      row-parallel     o               columns of W: a partial sum [T, hidden]  --> sum over ranks (1)
+      row-parallel     o               columns of W: a partial sum [T, hidden]  --> all-reduce (1)
       column-parallel  gate, up        rows of W: some of the intermediate values, complete
         silu(gate) * up
-      row-parallel     down            columns of W: a partial sum [T, hidden]  --> sum over ranks (2)
+      row-parallel     down            columns of W: a partial sum [T, hidden]  --> all-reduce (2)
 
 ("Rows" and "columns" are those of the stored matrix [out, in]; Megatron-LM, Shoeybi et al. 2019, named
-the two kinds by its transpose.) Embedding and head are cut along the vocabulary.
+the two kinds by its transpose.) embed_tokens and lm_head are cut along the vocabulary.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ class Split:
 
     @property
     def rows_of_vocabulary(self) -> int:
-        """Rows of embedding and head, equally many on all ranks (a gather wants that): the last may be padding."""
+        """Rows of embed_tokens and lm_head, equally many on all ranks, because a gather wants that.
+
+        The last may be padding.
+        """
         return -(-self.config.vocab_size // self.size)
 
     @property
@@ -90,7 +93,7 @@ class Split:
         return slice(min(n, self.rank * rows), min(n, (self.rank + 1) * rows))
 
     def part(self) -> ModelConfig:
-        """The shape of this rank's part: a decoder of its own, but for the sums."""
+        """The shape of this rank's part: a decoder of its own, but for the all-reduces."""
         return dataclasses.replace(
             self.config,
             num_attention_heads=length(self.heads),
@@ -99,11 +102,11 @@ class Split:
             vocab_size=self.rows_of_vocabulary,
         )
 
-    def take(self, name: str, source):
+    def shard(self, name: str, source):
         """This rank's part of the checkpoint tensor ``name``; None if it has none.
 
         source: whatever is indexed like a tensor, such as a slice of a safetensors file: then only the
-        part is read. The bias of a row-parallel product is rank 0's alone: it must enter the sum once.
+        part is read. The bias of a row-parallel layer is rank 0's alone: it must enter the sum once.
         """
         layer, kind = name.split(".")[-2:]
         if layer in COLUMN_PARALLEL:

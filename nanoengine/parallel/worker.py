@@ -39,12 +39,14 @@ def serve(config: EngineConfig, files: ModelFiles, group) -> None:
 
     The runner is the same class as on rank 0, but only its ``run`` is called: nothing is sampled here.
     """
+    from nanoengine.parallel.decoder import load_part
     from nanoengine.parallel.leader import facts
     from nanoengine.parallel.steps import StepReceiver
     from nanoengine.worker.model_runner import runner_type
 
-    runner, steps = runner_type(config.device)(config, model=files, group=group), StepReceiver()
-    group.collect(facts(runner))
+    model = load_part(files, config, group)
+    runner, steps = runner_type(config.device)(config, model=model, group=group), StepReceiver()
+    group.gather_numbers(facts(runner))
     while (message := group.receive()) is not None:
         runner.run(steps.unpack(message))
     runner.close()

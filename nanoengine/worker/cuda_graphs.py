@@ -57,9 +57,9 @@ def record_graphs(runner, config) -> list[Graphs]:
     In a group all ranks record the same buckets in the same order, their collectives with them; the first one
     alone has logits, and samples. What the others need of its last tokens is broadcast where a step begins.
     """
-    rows, lm_head = config.max_num_seqs, runner.model.lm_head
+    rows, model = config.max_num_seqs, runner.model
     first = runner.group is None or runner.group.rank == 0
-    logits = lm_head.new_empty(rows if first else 0, getattr(runner.model, "vocab_size", len(lm_head)))
+    logits = model.embed_tokens.weight.new_empty(rows if first else 0, model.vocab_size)
     tokens = torch.zeros(rows, dtype=torch.int64, device=runner.device)
     decode, mixed = DecodeGraphs(runner, config, logits, tokens), MixedGraphs(runner, config, logits, tokens)
     decode.record(*mixed.record())  # the largest first: the smaller ones then fit into its memory
@@ -116,13 +116,13 @@ class Graphs:
 
     def _step(self, bucket: Bucket) -> None:
         """What is recorded. Python sees it once, a replay does not."""
-        from nanoengine.kernels.draw import draw
+        from nanoengine.kernels.gumbel_sample import gumbel_sample
 
         inputs, hidden = self._inputs[bucket], self._forward(bucket)
-        logits = self._runner.model.scores(hidden, self._logits[: len(hidden)])
+        logits = self._runner.model.compute_logits(hidden, self._logits[: len(hidden)])
         if len(logits):
-            draw(logits, inputs.temperatures, inputs.seeds, inputs.sample_positions, self._tokens,
-                 self._runner.last_tokens, inputs.sample_rows)  # fmt: skip
+            gumbel_sample(logits, inputs.temperatures, inputs.seeds, inputs.sample_positions, self._tokens,
+                          self._runner.last_tokens, inputs.sample_rows)  # fmt: skip
 
     def _padding(self, bucket: Bucket) -> StepInputs:
         """The inputs of a step of padded rows only: it reads and writes nothing."""
@@ -177,13 +177,14 @@ class DecodeGraphs(Graphs):
         from nanoengine.kernels.decode_inputs import decode_inputs
 
         runner, inputs = self._runner, self._inputs[bucket]
-        built, tables, model = inputs.attention, runner.tables.tensor, runner.model
-        hidden = decode_inputs(inputs.input_ids, inputs.token_rows, runner.shared_last_tokens(), inputs.positions,
-                               built.slot_mapping, built.rows, tables, model.embed_tokens, runner.block_size,
-                               model.first_token)  # fmt: skip
+        built, tables, embed = inputs.attention, runner.tables.tensor, runner.model.embed_tokens
+        rows = decode_inputs(inputs.input_ids, inputs.token_rows, runner.shared_last_tokens(), inputs.positions,
+                             built.slot_mapping, built.rows, tables, embed.weight, runner.block_size,
+                             embed.first_token)  # fmt: skip
         # after decode_inputs has written the newest blocks: a backend may copy tables here
         metadata = runner.attention.ready(built, tables, 1, self._max_model_len)
-        return model.layers_forward(hidden, inputs.positions, runner.attention, runner.layer_caches, metadata)
+        hidden = embed.all_reduce(rows)
+        return runner.model.layers_forward(hidden, inputs.positions, runner.attention, runner.layer_caches, metadata)
 
 
 class MixedGraphs(Graphs):

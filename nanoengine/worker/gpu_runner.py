@@ -14,34 +14,13 @@ from nanoengine.attention.base import why_not_triton
 from nanoengine.attention.paged import PagedBackend
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
-from nanoengine.model.decoder import Attention, Decoder, DecoderLayer
-from nanoengine.model.ops import TorchOps
+from nanoengine.model.capabilities import declares, supports_cuda_graphs, unfuse
 from nanoengine.worker.block_tables import BlockTables
 from nanoengine.worker.cuda_graphs import record_graphs
 from nanoengine.worker.inputs import StepInputs, StepResult
 from nanoengine.worker.kv_memory import blocks_that_fit, explain_out_of_memory
 from nanoengine.worker.model_runner import ModelRunner, PendingTokens
-from nanoengine.worker.sampler import Sampler
 from nanoengine.worker.sampling_arrays import SamplingArrays
-
-
-def overrides(module, ours: type, *names: str) -> bool:
-    """True if one of these methods of ``module`` is not that of our class."""
-    return any(getattr(getattr(module, name), "__func__", None) is not getattr(ours, name) for name in names)
-
-
-def differs(model: Decoder) -> bool:
-    """True for a subclass with ways of its own: a graph would leave some of them out."""
-    return overrides(model, Decoder, "forward", "embed", "layers_forward", "scores", "logits")
-
-
-def adds_in_norms(model: Decoder) -> bool:
-    """True if the layers are our own: they hand what is to be added to the stream on to the next norm, and to nothing
-    else, so that it may come in parts. Layers of yours, and those of ranks, add or sum [T, hidden] themselves."""
-    return not overrides(model, Decoder, "layers_forward") and not any(
-        overrides(layer, DecoderLayer, "forward") or overrides(layer.self_attn, Attention, "forward")
-        for layer in model.layers
-    )
 
 
 class GpuPendingTokens(PendingTokens):
@@ -69,27 +48,26 @@ class Mode:
     """How the GPU runs this model with these parts; decided once, by ``choose_mode``.
 
     paged: block tables stay on the device, and attention's metadata travel with the step's inputs.
-    graphs: steps are CUDA graphs. own_sampling: our kernel samples where temperature is all that is asked for.
-    own_decoder: logits need no float32 copy.
+    graphs: steps are CUDA graphs. kernel_samples: a kernel samples where temperature is all that is asked for.
+    own_decoder: the decoder is ours, so logits need no float32 copy.
     """
 
     paged: bool
     graphs: bool
-    own_sampling: bool
+    kernel_samples: bool
     own_decoder: bool
 
 
-def choose_mode(config: EngineConfig, device: torch.device, model, attention, sampler, group) -> Mode:
-    """A part of your own is run as it is: where it replaces what a faster way would leave out, that way is off."""
-    paged = isinstance(attention, PagedBackend)
-    own_decoder = group is not None or not differs(model)
+def choose_mode(config: EngineConfig, device: torch.device, model, attention, sampler) -> Mode:
+    """A part of your own is run as it is: what it does not declare to support is off."""
+    paged, recordable = isinstance(attention, PagedBackend), supports_cuda_graphs(model)
+    can_record = paged and recordable and attention.supports_cuda_graphs
     return Mode(
         paged=paged,
-        graphs=paged and attention.supports_cuda_graphs and own_decoder and not config.enforce_eager
-        and device.type == "cuda",
-        own_sampling=paged and type(sampler) is Sampler,
-        own_decoder=own_decoder,
-    )  # fmt: skip
+        graphs=can_record and device.type == "cuda" and not config.enforce_eager,
+        kernel_samples=paged and declares(sampler, "fusable"),
+        own_decoder=recordable,
+    )
 
 
 class GpuRunner(ModelRunner):
@@ -110,22 +88,25 @@ class GpuRunner(ModelRunner):
             self.graphs = record_graphs(self, config) if self.mode.graphs else []
 
     def _tune(self, config: EngineConfig) -> None:
-        self.mode = choose_mode(config, self.device, self.model, self.attention, self.sampler, self.group)
+        self.mode = choose_mode(config, self.device, self.model, self.attention, self.sampler)
         if config.fused_kernels and (self.device.type != "cuda" or why_not_triton(self.device) is None):
-            from nanoengine.kernels.ops import TritonOps
+            from nanoengine.model.fused import fuse
 
-            self.model.ops = TritonOps(parts=adds_in_norms(self.model))
+            self.fusion = fuse(self.model)
             if self.device.type == "cuda":
                 self._compile(config)
         else:
-            self.model.ops = TorchOps()
+            self.fusion = None
+            unfuse(self.model)
 
     def _compile(self, config: EngineConfig) -> None:
-        from nanoengine.kernels.warm import compile_in_threads
+        from nanoengine.kernels.contract import DECODER_KERNELS
+        from nanoengine.kernels.warmup import compile_in_threads
+        from nanoengine.model.fused import model_tensors
 
         block_size = config.block_size or self.attention.default_block_size
-        more = self.attention.warm_calls(self.model, block_size) if self.mode.paged else ()
-        compile_in_threads(self.model, block_size, more)
+        names = DECODER_KERNELS + (self.attention.kernels if self.mode.paged else ())
+        compile_in_threads(names, model_tensors(self.model, block_size))
 
     def pending(self, batch: Batch, result: StepResult, tokens: torch.Tensor, report) -> GpuPendingTokens:
         return GpuPendingTokens(batch, result, tokens, self.vocab_size, report, wait=self.wait)
@@ -158,21 +139,21 @@ class GpuRunner(ModelRunner):
     def logits(self, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor | None:
         if not self.mode.own_decoder or not len(inputs.logits_indices):
             return super().logits(hidden, inputs)
-        return self.model.scores(hidden[inputs.logits_indices])
+        return self.model.compute_logits(hidden[inputs.logits_indices])
 
     def sample(self, result: StepResult, sampling: SamplingArrays, batch: Batch):
-        if not (sampling.plain and self.mode.own_sampling):  # if a graph has sampled, it was in vain
+        if not (sampling.plain and self.mode.kernel_samples):  # if a graph has sampled, it was in vain
             return super().sample(result, sampling, batch)
         if result.logits is None:
             return super().sample(result, sampling, batch)
         if result.tokens is not None:
             return result.tokens, None
-        from nanoengine.kernels.draw import draw
+        from nanoengine.kernels.gumbel_sample import gumbel_sample
 
         inputs = result.inputs
         tokens = torch.empty_like(inputs.sample_rows)
-        draw(result.logits, inputs.temperatures, inputs.seeds, inputs.sample_positions, tokens,
-             self.last_tokens, inputs.sample_rows)  # fmt: skip
+        gumbel_sample(result.logits, inputs.temperatures, inputs.seeds, inputs.sample_positions, tokens,
+                      self.last_tokens, inputs.sample_rows)  # fmt: skip
         return tokens, None
 
     def _blocks_that_fit(self, config: EngineConfig) -> int:

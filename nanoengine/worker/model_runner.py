@@ -8,12 +8,13 @@ import math
 import numpy as np
 import torch
 
-from nanoengine.attention import choose_backend
+from nanoengine.attention import AttentionBackend, choose_backend
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
-from nanoengine.engine.protocols import ROW_ERRORS, Pending, Runner
+from nanoengine.engine.protocols import ROW_ERRORS, Pending, Runner, require, supported_by
 from nanoengine.loader.resolve import ModelFiles, resolve_model
 from nanoengine.loader.weights import dummy_weights, read_weights
+from nanoengine.model.capabilities import unfuse
 from nanoengine.model.decoder import Decoder
 from nanoengine.worker.device import cpu_kv_bytes, pick_device, pick_dtype
 from nanoengine.worker.inputs import StepInputs, StepResult
@@ -80,20 +81,21 @@ class ModelRunner(Runner):
             )
         self.device, self.group = pick_device(config.device), group
         if isinstance(model, Decoder):
-            _check_limits(config, model.config.vocab_size, len(model.rope.cos))
-            if len(model.embed_tokens) != model.config.vocab_size:
+            _check_limits(config, model.vocab_size, len(model.rotary_emb.cos))
+            if len(model.embed_tokens.weight) != model.config.vocab_size:
                 raise ValueError(
-                    f"embed_tokens has {len(model.embed_tokens)} rows, config.vocab_size is "
+                    f"embed_tokens has {len(model.embed_tokens.weight)} rows, config.vocab_size is "
                     f"{model.config.vocab_size}: every token that can be drawn must have a row"
                 )
             self.model = model.to(self.device)
         else:
-            self.model = load_decoder(model, load_format, config, self.device, group)
+            self.model = load_decoder(model, load_format, config, self.device)
         self.model_config = self.model.config
-        # of all ranks together
-        self.vocab_size = getattr(self.model, "vocab_size", self.model_config.vocab_size)
+        self.vocab_size = self.model.vocab_size  # of all ranks together
         self.dtype = next(self.model.parameters()).dtype
         m = self.model_config
+        if attention is not None:
+            require(attention, AttentionBackend, "attention")
         self.attention = attention or choose_backend(
             config.attention, self.device, config.block_size,
             head_dim=m.head_dim, group=m.num_attention_heads // m.num_key_value_heads, kv_heads=m.num_key_value_heads,
@@ -103,7 +105,7 @@ class ModelRunner(Runner):
         self.block_size = config.block_size or self.attention.default_block_size
         self.num_blocks = config.num_blocks or self._blocks_that_fit(config)
         if group is not None:
-            self.num_blocks = group.smallest(self.num_blocks)
+            self.num_blocks = group.all_reduce_min(self.num_blocks)
         shape = (m.num_hidden_layers, 2, self.num_blocks, self.block_size, m.num_key_value_heads, m.head_dim)
         self.kv_cache = zeros(shape, self.dtype, self.device)
         self.layer_caches = list(self.kv_cache)
@@ -114,10 +116,11 @@ class ModelRunner(Runner):
     @property
     def supports(self) -> frozenset[str]:
         """Which of engine.admission.RUNNER_OPTIONS it has: its sampler's, and one of its own."""
-        return frozenset({"prompt_logprobs", *getattr(self.sampler, "supports", ())})
+        return frozenset({"prompt_logprobs"}) | supported_by(self.sampler)
 
     def _tune(self, config: EngineConfig) -> None:
-        """What a device wants changed before memory is measured: nothing here."""
+        """What a device wants changed before memory is measured: here, plain torch in the layers."""
+        unfuse(self.model)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Pending:
@@ -163,7 +166,7 @@ class ModelRunner(Runner):
 
     def shared_last_tokens(self) -> torch.Tensor:
         """By request row, the last token that was sampled; on every rank."""
-        return self.last_tokens if self.group is None else self.group.share(self.last_tokens)
+        return self.last_tokens if self.group is None else self.group.broadcast(self.last_tokens)
 
     def sampling_of(self, batch: Batch) -> SamplingArrays:
         """What the sampling rows ask for; made anew only when the rows change."""
@@ -261,18 +264,18 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
-def load_decoder(model, load_format: str, config: EngineConfig, device: torch.device, group=None) -> Decoder:
-    """Resolve the model's files, check every tensor, and fill a Decoder on ``device``; in a group, this rank's part."""
+def load_decoder(
+    model, load_format: str, config: EngineConfig, device: torch.device, make=None, take=None
+) -> Decoder:
+    """Resolve the model's files, check every tensor, and fill a Decoder on ``device``.
+
+    make: () -> the empty Decoder, and take: (name, tensor) -> what it wants of a checkpoint's
+    tensor, where that is a part (parallel.decoder.load_part); None for the whole model.
+    """
     files = model if isinstance(model, ModelFiles) else resolve_model(model, load_format=load_format)
     dtype = pick_dtype(config.dtype, files.config.dtype, device)
     _check_limits(config, files.config.vocab_size, files.config.max_position_embeddings)
-    make, take = lambda: Decoder(files.config, config.max_model_len), None
-    if group is not None:
-        from nanoengine.parallel.decoder import ParallelDecoder
-        from nanoengine.parallel.split import Split
-
-        split = Split(files.config, group.rank, group.size)
-        make, take = lambda: ParallelDecoder(split, config.max_model_len, group), split.take
+    make = make or (lambda: Decoder(files.config, config.max_model_len))
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

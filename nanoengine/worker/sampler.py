@@ -14,36 +14,12 @@ import torch
 
 from nanoengine.engine.protocols import NO_TOKEN, NON_FINITE
 from nanoengine.engine.sequence import Sequence
+from nanoengine.kernels.gumbel_noise import gumbel_noise, signed
+from nanoengine.model.capabilities import Declares
 from nanoengine.packing import on_device, upload
 from nanoengine.worker.logits_processors import LogitsProcessors, has_options
 
 MOST = 3e38  # of a score: penalties and temperature turn no finite logit into an infinite one
-_GOLDEN, _C1, _C2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
-
-def _signed(x: int) -> int:
-    """The int64 with the bits of an unsigned 64-bit number: torch has no full uint64 arithmetic."""
-    return x - 2**64 if x >= 2**63 else x
-
-
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """The finaliser of SplitMix64 on int64 bits; the masks turn arithmetic shifts into logical ones."""
-    x = (x ^ ((x >> 30) & (2**34 - 1))) * _signed(_C1)
-    x = (x ^ ((x >> 27) & (2**37 - 1))) * _signed(_C2)
-    return x ^ ((x >> 31) & (2**33 - 1))
-
-
-def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """float32 [S, vocab_size]: -log e, e ~ Exp(1), from int64 seeds [S] and positions [S] alone.
-
-    Always finite. With u uniform, e = -log(1 - u): the winner of the race is the smallest e, and there u
-    is near 0, where float32 is fine-grained. (u = 1 would be an infinite e; near 1 float32 rounds to it.)
-    """
-    rows = _mix(seeds + _mix(positions + _signed(_C1)))
-    tokens = torch.arange(1, vocab_size + 1, device=seeds.device) * _signed(_GOLDEN)
-    bits = _mix(rows[:, None] + tokens) >> 11 & (2**53 - 1)
-    uniform = bits.float().add_(0.5).mul_(2.0**-53).clamp_(max=1 - 2.0**-24)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
 class _Rows:
@@ -64,7 +40,7 @@ class _Rows:
             i for i, p in enumerate(params) if p.temperature > 0 and (p.top_k or p.top_p < 1 or p.min_p > 0)
         ]
         self.truncated_index = on_device(self.truncated, torch.int64, device)
-        self.seeds = on_device([_signed(seq.seed % 2**64) for seq in seqs], torch.int64, device)
+        self.seeds = on_device([signed(seq.seed % 2**64) for seq in seqs], torch.int64, device)
         self.penalised = [i for i, p in enumerate(params) if p.has_penalties]
         self.processed = [i for i, seq in enumerate(seqs) if has_options(seq)]
         self.held = [i for i, p in enumerate(params) if p.min_tokens]
@@ -86,8 +62,14 @@ class _History:
         self.num_read = len(seq.token_ids)
 
 
-class Sampler:
-    """Call with float32 logits [S, vocabulary], the S sequences, and the int64 positions [S] to fill."""
+class Sampler(Declares):
+    """Call with float32 logits [S, vocabulary], the S sequences, and the int64 positions [S] to fill.
+
+    fusable: where temperature is all that is asked for, a kernel may sample in its place.
+    """
+
+    speaks_for = {"fusable": ("__call__", "_choose", "_draw", "_penalise", "_hold_ends")}
+    fusable = True
 
     supports = frozenset({"logit_bias", "allowed_token_ids", "bad_words"})  # engine.admission.RUNNER_OPTIONS
 

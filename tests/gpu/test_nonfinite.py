@@ -142,7 +142,7 @@ def test_nonfinite_by_overflow_of_float16(overlap, eager):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_nonfinite_rows_of_the_draw(vocab, dtype):
     """Every kind of bad value at every kind of place, greedy and drawn, beside sound rows."""
-    from nanoengine.kernels.draw import draw
+    from nanoengine.kernels.gumbel_sample import gumbel_sample
 
     most = torch.finfo(dtype).max
     places = sorted({0, vocab // 2, vocab - 1, min(vocab - 1, 2047), min(vocab - 1, 2048)})
@@ -156,7 +156,7 @@ def test_nonfinite_rows_of_the_draw(vocab, dtype):
         temperatures = torch.full((len(logits),), temperature, dtype=torch.float64, device="cuda")
         seeds = torch.arange(len(logits), device="cuda")
         out = torch.full((len(logits),), -9, device="cuda")
-        draw(logits, temperatures, seeds, seeds, out)
+        gumbel_sample(logits, temperatures, seeds, seeds, out)
         for token, (_, _, wanted) in zip(out.tolist(), [*cases, (0, 0, None)], strict=True):
             assert token == wanted if wanted is not None else 0 <= token < vocab
 

@@ -2,8 +2,8 @@
 
 It must lie in a tensor that the kernel was given: a kernel that reads or writes elsewhere mostly works, on a CPU as on
 a GPU, until the day it does not. What it tells the compiler (tl.multiple_of) must be true. And before ``wait_for_last``
-a kernel may write nothing, and read only what no kernel writes (EARLY): on a GPU the kernel before it may still be
-running.
+a kernel may write nothing, and read only what its contract says (``early_reads``): on a GPU the kernel ahead may still
+be running.
 """
 
 from contextlib import contextmanager
@@ -12,15 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-# By kernel: arguments that are weights, or that the host has sent for this step. Block tables are not among them, a
-# kernel adds to them, and keys and values are not.
-EARLY = {
-    "_add_norm": {"weight"},
-    "_combine_pieces": {"split", "tokens"},
-    "_decode_pieces": {"work", "table_rows", "tokens"},
-    "_gemv": {"bias", "weight"},
-    "_rope_store": {"cos", "k_weight", "positions", "q_weight", "sin", "slots"},
-}
+from nanoengine.kernels.contract import contract_of_function
 
 
 @contextmanager
@@ -32,6 +24,7 @@ def bounds_checked():
     load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
     give = TensorHandle.set_attr
     memory, early, name, waited = [], [], "", True
+    contracts = contract_of_function()
 
     def launched(self, *arguments, **more):
         nonlocal memory, early, name
@@ -40,7 +33,7 @@ def bounds_checked():
         places = {key: (s.data_ptr(), s.data_ptr() + s.nbytes()) for key, x in tensors.items()
                   if isinstance(x, torch.Tensor) for s in [x.untyped_storage()]}  # fmt: skip
         name = self.fn.__name__
-        own = EARLY.get(name, set())
+        own = set(contracts[name].early_reads[name]) if name in contracts else set()
         others = {place for key, place in places.items() if key not in own}  # an argument may stand in for another
         memory, early = list(places.values()), [places[key] for key in own if places.get(key) not in {None, *others}]
         return launch(self, *arguments, **more)

@@ -1,7 +1,7 @@
 """Compile every kernel for a GPU that need not be there: Triton's interpreter accepts what its compiler refuses.
 
 ``python -m tests.kernels.compile_all ARCHITECTURE`` prints the kernels' names; a kernel that does not compile is an
-exception. The kernels are called as an engine calls them, and each call is compiled in place of being launched.
+exception. The warm-up calls of the kernels' contracts are made, and each is compiled in place of being launched.
 """
 
 import sys
@@ -14,10 +14,11 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from nanoengine.kernels.contract import KERNELS, contract_of_function, warmup_calls
+
 TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float64: "*fp64",
          torch.int64: "*i64", torch.int32: "*i32"}  # fmt: skip
 OPTIONS = ("num_warps", "num_stages")
-HOPPER = {"_product"}  # an engine launches these on compute capability 9 only
 
 
 def type_of(value) -> str:
@@ -63,7 +64,8 @@ def compiled(kernel: JITFunction, arguments: dict, options: dict, architecture: 
             raise RuntimeError(f"{kernel.__name__}: some of its programs end without waiting for the kernel before")
         if any(instruction.startswith(("st.global", "cp.async.bulk", "atom", "red.")) for instruction in early):
             raise RuntimeError(f"{kernel.__name__}: it stores, or copies tiles, before it waits")
-        if kernel.__name__ in HOPPER and "prefetch.global.L2" not in early:
+        contract = contract_of_function()[kernel.__name__]
+        if contract.prefetches and "prefetch.global.L2" not in early:
             raise RuntimeError(f"{kernel.__name__}: it asks for its weights too late")
     return kernel.__name__
 
@@ -92,28 +94,22 @@ def before_waiting(ptx: str) -> set[str]:
 
 
 def launches(name: str, dtype: torch.dtype) -> list:
-    from nanoengine.attention.triton_attention import TritonAttention
-    from nanoengine.kernels import warm
-    from nanoengine.kernels.ops import TritonOps
-    from nanoengine.kernels.store_kv import store_kv
     from nanoengine.model.config import NAMED_CONFIGS
     from nanoengine.model.decoder import Decoder
+    from nanoengine.model.fused import fuse, model_tensors
 
-    config = NAMED_CONFIGS[name]
-    model = Decoder(config, 64).to(dtype)
-    model.ops = TritonOps(parts=True)
-    attention = TritonAttention(config.num_attention_heads // config.num_key_value_heads)
-    k = torch.zeros(2, config.num_key_value_heads, config.head_dim, dtype=dtype)
-    cache, slots = k.new_zeros(2, 1, 16, *k.shape[1:]), torch.zeros(2, dtype=torch.int64)
-    calls = [*warm._calls(model, 16, torch.device("cpu"), dtype), *attention.warm_calls(model, 16)]
-    return recorded_calls(lambda: [call() for call in [*calls, lambda: store_kv(k, k, cache, slots)]])
+    model = Decoder(NAMED_CONFIGS[name], 64).to(dtype)
+    fuse(model)
+    calls = warmup_calls(KERNELS, model_tensors(model, 16))
+    return recorded_calls(lambda: [call() for call in calls])
 
 
 def main(architecture: int) -> None:
     kinds = [("tiny-qwen3", torch.float32), ("tiny-llama", torch.float16)]
     kinds += [("tiny-qwen2", torch.float16), ("smollm2-135m", torch.bfloat16)]
     calls = [call for kind in kinds if architecture >= 80 or kind[1] != torch.bfloat16 for call in launches(*kind)]
-    calls = [call for call in calls if architecture == 90 or call[0].__name__ not in HOPPER]
+    contracts = contract_of_function()
+    calls = [call for call in calls if architecture == 90 or not contracts[call[0].__name__].hopper]
     with ThreadPoolExecutor(2) as pool:
         print(*sorted(set(pool.map(lambda call: compiled(*call, architecture), calls))))
 

@@ -44,7 +44,7 @@ def main(port: int) -> None:
     class Follower(GpuRunner):
         def __init__(self, *arguments, **parts):
             super().__init__(*arguments, **parts)
-            group.collect(facts(self))
+            group.gather_numbers(facts(self))
 
     (runner, _), steps = make(Follower, group), StepReceiver()
     while (message := group.receive()) is not None:

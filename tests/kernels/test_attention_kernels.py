@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from nanoengine.kernels.paged_decode import Tuning, paged_decode, paged_decode_reference, plan_pieces
+from nanoengine.kernels.kv_splits import (
+    combine_kv_splits,
+    combine_kv_splits_reference,
+    plan_kv_splits,
+)
+from nanoengine.kernels.paged_decode import Tuning, paged_decode, paged_decode_reference
 from nanoengine.kernels.paged_prefill import (
     paged_prefill,
     paged_prefill_reference,
@@ -48,48 +53,61 @@ def close(found, wanted, dtype):
         (40, 2, 64, 17, torch.float32),
     ],
 )
-@pytest.mark.parametrize("spare", [0, 5])
-def test_decode(device, heads, kv_heads, d, block_size, dtype, spare):
+@pytest.mark.parametrize("extra", [0, 5])
+def test_decode(device, heads, kv_heads, d, block_size, dtype, extra):
     contexts = [1, 33, 150, 64]
     cache, tables, rows, generator = pool(device, contexts, block_size, kv_heads, d, dtype)
     q = torch.randn(7, heads, d, generator=generator).to(device, dtype)
     tokens = torch.tensor([5, 0, 3, 2], device=device)
-    plan = plan_pieces(np.array(contexts), np.arange(4), spare)
-    work, split = (torch.from_numpy(x).to(device) for x in plan)
-    assert work.shape[1] == 4 + spare
+    plan = plan_kv_splits(np.array(contexts), np.arange(4), extra)
+    kv_splits, combined = (torch.from_numpy(x).to(device) for x in plan)
+    assert kv_splits.shape[1] == 4 + extra
     out = torch.full_like(q, POISON)
-    paged_decode(q, cache, tables, rows, tokens, work, split, out, 0.1)
+    paged_decode(q, cache, tables, rows, tokens, kv_splits, combined, out, 0.1)
     close(out[tokens], paged_decode_reference(q[tokens], cache, tables[rows], torch.tensor(contexts), 0.1), dtype)
     untouched = [i for i in range(7) if i not in tokens.tolist()]
     assert (out[untouched] == POISON).all()
 
 
-def test_decode_of_a_row_in_more_pieces_than_are_combined_at_a_time(device):
+def test_decode_of_a_row_in_more_kv_splits_than_are_combined_at_a_time(device):
     cache, tables, rows, generator = pool(device, [700], 16, 2, 32)
     q, token = torch.randn(1, 4, 32, generator=generator).to(device), torch.zeros(1, dtype=torch.int64, device=device)
-    work, split = (torch.from_numpy(x).to(device) for x in plan_pieces(np.array([700]), np.arange(1), 31))
-    assert split[2].max() > 16
+    plan = plan_kv_splits(np.array([700]), np.arange(1), 31)
+    kv_splits, combined = (torch.from_numpy(x).to(device) for x in plan)
+    assert combined[2].max() > 16
     out = torch.empty_like(q)
-    paged_decode(q, cache, tables, rows, token, work, split, out, 0.1)
+    paged_decode(q, cache, tables, rows, token, kv_splits, combined, out, 0.1)
     close(out, paged_decode_reference(q, cache, tables[rows], torch.tensor([700]), 0.1), torch.float32)
 
 
-def test_pieces_cover_every_key_once_and_rows_are_never_more_than_allowed():
+def test_partial_results_are_combined_by_their_softmax_sums(device):
+    partial_out, lse = torch.randn(9, 4, 24, device=device), 5 * torch.randn(9, 4, device=device)
+    combined = torch.tensor([[2, 0, 0], [0, 7, 0], [7, 2, 0]], device=device)
+    starts = torch.tensor([4, 0, 1], device=device)
+    found, wanted = (torch.full((5, 4, 24), POISON, device=device) for _ in range(2))
+    combine_kv_splits(partial_out, lse, starts, combined, found)
+    combine_kv_splits_reference(partial_out, lse, starts, combined, wanted)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert (found[[0, 2, 3]] == POISON).all()
+
+
+def test_kv_splits_cover_every_key_once_and_are_never_more_than_allowed():
     rng = np.random.default_rng(0)
     for _ in range(200):
         n = int(rng.integers(1, 20))
-        contexts, rows = rng.integers(1, 3000, n), rng.permutation(50)[:n]
-        spare, more = int(rng.integers(0, 40)), int(rng.integers(0, 3))
-        work, split = plan_pieces(contexts, rows, spare, n + more)
-        assert (work.shape, split.shape) == ((4, n + more + spare), (3, spare))
-        pieces = [tuple(map(int, piece)) for piece in work.T if piece[0] >= 0]
-        several = {int(row): (int(first), int(count)) for row, first, count in split.T if count}
-        for row, context in zip(rows, contexts, strict=True):
-            own = sorted((a, b, number) for r, a, b, number in pieces if r == row)
+        seq_lens, rows = rng.integers(1, 3000, n), rng.permutation(50)[:n]
+        extra, more = int(rng.integers(0, 40)), int(rng.integers(0, 3))
+        kv_splits, combined = plan_kv_splits(seq_lens, rows, extra, n + more)
+        assert (kv_splits.shape, combined.shape) == ((4, n + more + extra), (3, extra))
+        splits = [tuple(map(int, split)) for split in kv_splits.T if split[0] >= 0]
+        several = {int(row): (int(first), int(count)) for row, first, count in combined.T if count}
+        for row, seq_len in zip(rows, seq_lens, strict=True):
+            own = sorted((a, b, number) for r, a, b, number in splits if r == row)
             first, count = several.get(int(row), (0, 1))
-            assert own[0][0] == 0 and own[-1][1] == context
+            assert own[0][0] == 0 and own[-1][1] == seq_len
             assert all(left[1] == right[0] for left, right in zip(own, own[1:], strict=False))
-            assert [number for *_, number in own] == ([-1] if count == 1 else list(range(first, first + count)))
+            numbers = [-1] if count == 1 else list(range(first, first + count))
+            assert [number for *_, number in own] == numbers
             assert all((b - a) % Tuning.tile == 0 for a, b, _ in own[:-1])
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.compile_all import HOPPER, before_waiting
+from nanoengine.kernels.contract import KERNELS, contract_of, contract_of_function
+from tests.kernels.compile_all import before_waiting
 
-KERNELS = set("_add_norm _best_of_row _best_of_tile _combine_pieces _decode_inputs _decode_pieces _gemv _prefill_tiles "
-              "_product _rope_store _store_kv _swiglu".split())  # fmt: skip
+FOLDER = Path(__file__).parents[2] / "nanoengine" / "kernels"
 
 
 @pytest.mark.parametrize("architecture", [75, 80, 90])
@@ -21,13 +21,42 @@ def test_kernels_compile(architecture):
     run = subprocess.run([sys.executable, "-m", "tests.kernels.compile_all", str(architecture)], env=surroundings,
                          cwd=Path(__file__).parents[2], capture_output=True, text=True)  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
-    assert set(run.stdout.split()) == KERNELS - (set() if architecture == 90 else HOPPER)
+    contracts = contract_of_function()
+    wanted = {name for name in contracts if architecture == 90 or not contracts[name].hopper}
+    assert set(run.stdout.split()) == wanted
 
 
-def test_the_list_of_kernels_is_whole():
-    sources = [file.read_text() for file in (Path(__file__).parents[2] / "nanoengine/kernels").glob("*.py")]
-    launched = [name for source in sources for name in re.findall(r"^ +(_\w+)\[[^\n]*\]\(", source, re.M)]
-    assert set(launched) == KERNELS
+def launched(source: str) -> set[str]:
+    return set(re.findall(r"^ +(_\w+)\[[^\n]*\]\(", source, re.M))
+
+
+def test_every_file_with_a_kernel_is_in_the_list():
+    files = {file.stem for file in FOLDER.glob("*.py") if launched(file.read_text())}
+    assert files == set(KERNELS) and len(KERNELS) == len(files)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_contract_speaks_of_all_that_its_file_launches(name):
+    """Each launcher has a reference, and each early read is an argument of its Triton function."""
+    contract, module = contract_of(name), sys.modules[f"nanoengine.kernels.{name}"]
+    assert launched((FOLDER / f"{name}.py").read_text()) == set(contract.early_reads)
+    for function, arguments in contract.early_reads.items():
+        assert set(arguments) <= set(getattr(module, function).arg_names)
+    for launcher, reference in contract.references.items():
+        assert getattr(module, launcher.__name__) is launcher
+        assert reference.__name__ == f"{launcher.__name__}_reference"
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.py")), ids=lambda file: file.stem)
+def test_kernels_know_nothing_of_what_calls_them(file):
+    imported = re.findall(r"^ *from nanoengine\.(\w+)", file.read_text(), re.M)
+    assert set(imported) <= {"kernels"}
+
+
+def test_contracts_need_no_triton_until_they_are_asked_for():
+    code = "import sys; import nanoengine.kernels.contract, nanoengine.kernels.gumbel_noise; "
+    code += "assert not any(name.split('.')[0] == 'triton' for name in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=FOLDER.parents[1], check=True)
 
 
 def test_what_stands_before_the_wait_is_found():

@@ -5,20 +5,20 @@ import torch
 
 from nanoengine.engine.protocols import NO_TOKEN, NON_FINITE
 from nanoengine.kernels.decode_inputs import decode_inputs, decode_inputs_reference
-from nanoengine.kernels.draw import draw, draw_reference
 from nanoengine.kernels.gemv import (
     gemv,
     gemv_reference,
-    norm_gemv,
-    norm_gemv_reference,
-    swiglu_gemv,
-    swiglu_gemv_reference,
+    rms_norm_gemv,
+    rms_norm_gemv_reference,
+    silu_and_mul_gemv,
+    silu_and_mul_gemv_reference,
 )
-from nanoengine.kernels.norm import add_norm, add_norm_reference
+from nanoengine.kernels.gumbel_sample import gumbel_sample, gumbel_sample_reference
+from nanoengine.kernels.rms_norm import fused_add_rms_norm, fused_add_rms_norm_reference
 from nanoengine.kernels.rope_store import rope_store, rope_store_reference
-from nanoengine.kernels.swiglu import swiglu, swiglu_reference
+from nanoengine.kernels.silu_and_mul import silu_and_mul, silu_and_mul_reference
 from nanoengine.model.config import ModelConfig
-from nanoengine.model.layers import RotaryTable
+from nanoengine.model.layers import RotaryEmbedding
 
 
 def close(found, wanted, error=1e-5):
@@ -27,25 +27,28 @@ def close(found, wanted, error=1e-5):
 
 @pytest.mark.parametrize("hidden", [576, 1024])
 @pytest.mark.parametrize("add", [True, False])
-def test_add_norm(device, hidden, add):
-    stream, delta = torch.randn(3, hidden, device=device), torch.randn(3, hidden, device=device) if add else None
-    weight = torch.rand(hidden, device=device)
-    wanted = add_norm_reference(stream.clone(), delta, weight, 1e-6)
-    for one, other in zip(add_norm(stream, delta, weight, 1e-6), wanted, strict=True):
+def test_fused_add_rms_norm(device, hidden, add):
+    x, weight = torch.randn(3, hidden, device=device), torch.rand(hidden, device=device)
+    residual = torch.randn(3, hidden, device=device) if add else None
+    wanted = fused_add_rms_norm_reference(x, residual, weight, 1e-6)
+    before = x.clone()
+    found = fused_add_rms_norm(x, residual, weight, 1e-6)
+    for one, other in zip(found, wanted, strict=True):
         close(one, other)
+    assert torch.equal(x, before) and found[1] is (x if residual is None else residual)
 
 
 @pytest.mark.parametrize("size", [48, 1536])
-def test_swiglu(device, size):
+def test_silu_and_mul(device, size):
     x = torch.randn(3, 2 * size, device=device)
-    close(swiglu(x), swiglu_reference(x))
+    close(silu_and_mul(x), silu_and_mul_reference(x))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), [(9, 3, 64), (16, 8, 128), (4, 2, 96)])
 @pytest.mark.parametrize("norm", [True, False])
 def test_rope_store(device, heads, kv_heads, d, norm):
     config = ModelConfig("Qwen3ForCausalLM", 100, heads * d, 64, 1, heads, kv_heads, d, 64)
-    table = RotaryTable(config, 64).to(device)
+    table = RotaryEmbedding(config, 64).to(device)
     qkv = torch.randn(4, (heads + 2 * kv_heads) * d, device=device)
     weights = (torch.rand(d, device=device), torch.rand(d, device=device)) if norm else (None, None)
     positions, slots = torch.tensor([0, 7, 63, 1], device=device), torch.tensor([9, -1, 31, 0], device=device)
@@ -58,31 +61,34 @@ def test_rope_store(device, heads, kv_heads, d, norm):
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 7), (576, 30)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_products_with_one_token(device, inputs, outputs, bias):
+def test_linear_layers_of_one_token(device, inputs, outputs, bias):
     weight = torch.randn(outputs, inputs, device=device)
     b = torch.randn(outputs, device=device) if bias else None
-    x, delta, w = torch.randn(1, inputs, device=device), torch.randn(1, inputs, device=device), torch.rand(inputs)
-    w = w.to(device)
+    x, residual = (torch.randn(1, inputs, device=device) for _ in range(2))
+    w = torch.rand(inputs, device=device)
     close(gemv(x, weight, b), gemv_reference(x, weight, b), 1e-4)
     gate_up = torch.randn(1, 2 * inputs, device=device)
-    close(swiglu_gemv(gate_up, weight, b), swiglu_gemv_reference(gate_up, weight, b), 1e-4)
-    for d in (delta, None):
-        wanted = norm_gemv_reference(x.clone(), d, w, 1e-5, weight, b)
-        for one, other in zip(norm_gemv(x, d, w, 1e-5, weight, b), wanted, strict=True):
+    wanted = silu_and_mul_gemv_reference(gate_up, weight, b)
+    close(silu_and_mul_gemv(gate_up, weight, b), wanted, 1e-4)
+    before = residual.clone()
+    for each in (residual, None):
+        wanted = rms_norm_gemv_reference(x, each, w, 1e-5, weight, b)
+        for one, other in zip(rms_norm_gemv(x, each, w, 1e-5, weight, b), wanted, strict=True):
             close(one, other, 1e-4)
+    assert torch.equal(residual, before)
 
 
 @pytest.mark.parametrize("vocab", [100, 9000])
-def test_draw_takes_the_samplers_tokens(device, vocab):
+def test_it_samples_the_samplers_tokens(device, vocab):
     logits = torch.randn(6, vocab, device=device) * 3
     temperatures = torch.tensor([0.0, 1.0, 0.6, 2.0, 0.0, 1e-8], device=device, dtype=torch.float64)
     seeds = torch.tensor([1, 2**62, -5, -(2**63), 3, 7], device=device)
     positions = torch.tensor([1, 2, 3, 4000, 5, 6], device=device)
     out = torch.full((6,), -1, device=device)
-    draw(logits, temperatures, seeds, positions, out)
-    assert out.tolist() == draw_reference(logits, temperatures, seeds, positions).tolist()
+    gumbel_sample(logits, temperatures, seeds, positions, out)
+    assert out.tolist() == gumbel_sample_reference(logits, temperatures, seeds, positions).tolist()
     ties = torch.zeros(1, vocab, device=device)
-    draw(ties, temperatures[:1], seeds[:1], positions[:1], out)
+    gumbel_sample(ties, temperatures[:1], seeds[:1], positions[:1], out)
     assert out[0] == 0
 
 
@@ -108,14 +114,14 @@ def test_no_draw_leaves_the_vocabulary(device, dtype, vocab, temperature):
     temperatures = torch.full((count,), temperature, device=device, dtype=torch.float64)
     seeds = torch.arange(count, device=device)
     out = torch.full((count,), -9, device=device)
-    draw(logits, temperatures, seeds, seeds + 1, out)
+    gumbel_sample(logits, temperatures, seeds, seeds + 1, out)
     for token, (_, value, wanted) in zip(out.tolist(), cases, strict=False):
         if wanted is None and not (vocab == 1 and value == -INF):
             assert 0 <= token < vocab
         else:
             assert token == (NO_TOKEN if wanted is None else wanted)
     assert out[-1] == last
-    assert out.tolist() == draw_reference(logits, temperatures, seeds, seeds + 1).tolist()
+    assert out.tolist() == gumbel_sample_reference(logits, temperatures, seeds, seeds + 1).tolist()
 
 
 def test_a_row_that_is_no_number_leaves_its_neighbours_alone(device):
@@ -123,9 +129,9 @@ def test_a_row_that_is_no_number_leaves_its_neighbours_alone(device):
     temperatures = torch.tensor([0.0, 0.8, 0.0, 0.8, 0.8], device=device, dtype=torch.float64)
     seeds = torch.arange(5, device=device)
     wanted, found = (torch.zeros(5, dtype=torch.int64, device=device) for _ in range(2))
-    draw(logits, temperatures, seeds, seeds, wanted)
+    gumbel_sample(logits, temperatures, seeds, seeds, wanted)
     logits[1, 4999] = logits[2, 0] = NAN
-    draw(logits, temperatures, seeds, seeds, found)
+    gumbel_sample(logits, temperatures, seeds, seeds, found)
     assert found.tolist() == [wanted[0].item(), NON_FINITE, NON_FINITE, *wanted[3:].tolist()]
 
 

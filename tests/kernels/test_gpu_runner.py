@@ -48,7 +48,7 @@ def test_tokens_are_those_of_the_plain_runner(qk_norm, graphs):
     config = EngineConfig(vocab_size=64, **settings)
     plain = ModelRunner(config, model=one_layer(qk_norm))
     ours = GpuRunner(config, model=one_layer(qk_norm), attention=TritonAttention(2))
-    assert (ours.overlap, type(ours.model.ops).__name__) == (1, "TritonOps")
+    assert ours.overlap == 1 and not ours.fusion.left and ours.fusion.split_k
     replays = give_graphs(ours, config) if graphs else []
     for params in (
         [SamplingParams(temperature=0, max_tokens=4), SamplingParams(temperature=50, seed=3, max_tokens=3)],
@@ -113,8 +113,9 @@ def test_a_row_that_samples_behind_one_that_does_not():
 
 def test_a_decoder_of_your_own_is_asked_and_gets_no_graph():
     from nanoengine.attention.triton_attention import TritonAttention
+    from nanoengine.model.capabilities import declares
     from nanoengine.model.decoder import Decoder
-    from nanoengine.worker.gpu_runner import GpuRunner, differs
+    from nanoengine.worker.gpu_runner import GpuRunner
 
     class Backwards(Decoder):
         def logits(self, hidden):
@@ -125,8 +126,8 @@ def test_a_decoder_of_your_own_is_asked_and_gets_no_graph():
             return super().embed(63 - input_ids)
 
     class Plain(Decoder):
-        def scores(self, hidden):  # knows no ``out``
-            return -(hidden @ self.lm_head.t())
+        def compute_logits(self, hidden):  # knows no ``out``
+            return -(hidden @ self.lm_head.weight.t())
 
     class Renamed(Decoder):
         pass
@@ -137,38 +138,39 @@ def test_a_decoder_of_your_own_is_asked_and_gets_no_graph():
     for kind, own in ((Decoder, False), (Renamed, False), (Backwards, True), (Doubled, True), (Plain, True)):
         model = one_layer(True)
         model.__class__ = kind
-        assert differs(model) == own
+        assert declares(model, "supports_cuda_graphs") != own
         wanted = outputs(ModelRunner(config, model=model), config, params)
         assert outputs(GpuRunner(config, model=model, attention=TritonAttention(2, 2)), config, params) == wanted
         found.append(wanted)
     assert found[0] == found[1] and all(found[0] != other for other in found[2:])
 
 
-def test_layers_of_your_own_get_no_parts():
-    """They may add what a layer hands on, which a product in parts, [parts, T, hidden], would make nonsense of."""
+def test_layers_of_your_own_get_no_split_k_partials():
+    """They may add what a layer hands on, which partials [S, T, hidden_size] would make nonsense of."""
     from nanoengine.attention.triton_attention import TritonAttention
-    from nanoengine.model.decoder import Attention, Decoder, DecoderLayer
+    from nanoengine.model.decoder import Attention, Decoder, DecoderLayer, ForwardContext
     from nanoengine.worker.gpu_runner import GpuRunner
 
     class Adds(DecoderLayer):
         def forward(self, *given):
-            stream, delta = super().forward(*given)
-            return stream + delta, None
+            hidden, residual = super().forward(*given)
+            return hidden + residual, None
 
     class Rectified(Attention):
         def forward(self, *given):
             return super().forward(*given).relu()
 
     class Copies(Decoder):
-        def layers_forward(self, stream, positions, attention, caches, metadata):
-            rope, delta = self.ops.rope(self.rope, positions, stream.dtype), None
-            for layer, cache in zip(self.layers, caches, strict=True):
-                stream, delta = layer(stream, delta, rope, attention, cache, metadata, self.ops)
-                stream, delta = stream + delta, None
-            return self.norm(stream)
+        def layers_forward(self, hidden, positions, attention, caches, metadata):
+            ctx, residual = ForwardContext(positions, self.rotary_emb, attention, metadata), None
+            for layer, ctx.kv_cache in zip(self.layers, caches, strict=True):
+                hidden, residual = layer(hidden, residual, ctx)
+                hidden, residual = hidden + residual, None
+            return self.norm(hidden)[0]
 
     config = EngineConfig(vocab_size=64, max_model_len=40, max_num_seqs=2, num_blocks=5, device="cpu")
     params = [SamplingParams(temperature=0, max_tokens=2), SamplingParams(seed=3, max_tokens=2)]
+    left = {None: [], Adds: ["layers.0"], Rectified: ["layers.0.self_attn"], Copies: [""]}
     for kind in (None, Adds, Rectified, Copies):
         model = one_layer(True)
         for part in (model, model.layers[0], model.layers[0].self_attn):
@@ -176,7 +178,7 @@ def test_layers_of_your_own_get_no_parts():
                 part.__class__ = kind
         wanted = outputs(ModelRunner(config, model=model), config, params)
         ours = GpuRunner(config, model=model, attention=TritonAttention(2, 2))
-        assert ours.model.ops.parts == (kind is None)
+        assert (ours.fusion.split_k, ours.fusion.left) == (kind is None, left[kind])
         assert outputs(ours, config, params) == wanted
 
 

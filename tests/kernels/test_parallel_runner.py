@@ -11,7 +11,7 @@ from torch.distributed import TCPStore
 from nanoengine import SamplingParams
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.kernels.decode_inputs import decode_inputs, decode_inputs_reference
-from nanoengine.parallel.decoder import ParallelDecoder
+from nanoengine.model.layers import ParallelLMHead
 
 PROMPTS = [[5, 9, 20, 7, 8, 31, 2, 47, 4, 50], [11, 62]]
 MIXES = [
@@ -50,7 +50,7 @@ def test_two_ranks_with_overlap_and_the_step_that_graphs_record():
         ranks.group = Group(store, 0, 2, torch.device("cpu"), "127.0.0.1")
         runner, replays = make(LeadingGpuRunner, ranks.group, ranks=ranks, ranks_here=1)
         assert outputs(runner, CONFIG) == wanted
-        assert not runner.model.ops.parts  # the ranks would send four times as much
+        assert not runner.fusion.split_k  # the ranks would send four times as much
         assert set(replays) == {("DecodeGraphs", 1), ("DecodeGraphs", 2), ("MixedGraphs", 8)}
         row = runner.model.embed_tokens.data[20]  # the head's row, too: everyone's logits hold NaN
         row.fill_(float("nan"))
@@ -72,10 +72,11 @@ def test_logits_of_parts_that_end_in_padding(vocabulary, ranks, given):
     rows = -(-vocabulary // ranks)
     whole = torch.randn(3, vocabulary)
     parts = torch.nn.functional.pad(whole, (0, ranks * rows - vocabulary), value=torch.nan).view(3, ranks, rows)
-    rank = SimpleNamespace(group=SimpleNamespace(gather=lambda x: parts.transpose(0, 1)), vocab_size=vocabulary,
-                           ops=SimpleNamespace(product=lambda hidden, head: None), lm_head=None)  # fmt: skip
+    weight = torch.nn.Parameter(torch.zeros(rows, 8))
+    head = ParallelLMHead(weight, vocabulary, SimpleNamespace(gather=lambda x: parts.transpose(0, 1)))
     out = torch.full((3, vocabulary), torch.nan) if given else None
-    found = ParallelDecoder.scores(rank, torch.zeros(3, 8), out)
+    with torch.inference_mode():
+        found = head(torch.zeros(3, 8), out)
     assert torch.equal(found, whole) and (out is None or found is out)
 
 

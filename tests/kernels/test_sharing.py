@@ -88,6 +88,6 @@ def test_every_paged_backend_stores_all_rows_before_any_attends():
     paged.store = lambda k, v, cache, slots: calls.append(("store", len(k)))
     paged.attend = lambda q, cache, metadata, scale: calls.append(("attend", len(q))) or q
     q = torch.zeros(7, 2, 4)
-    paged(q, q, q, None, SimpleNamespace(slots=None), 1.0)
-    paged(q, None, None, None, SimpleNamespace(slots=None), 1.0)
+    paged(q, q, q, None, SimpleNamespace(slot_mapping=None), 1.0)
+    paged(q, None, None, None, SimpleNamespace(slot_mapping=None), 1.0)
     assert calls == [("store", 7), ("attend", 7), ("attend", 7)]

@@ -12,10 +12,19 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from nanoengine.loader.weights import dummy_weights
+from nanoengine.model.capabilities import declares, supports_cuda_graphs
 from nanoengine.model.config import NAMED_CONFIGS, ModelConfig
 from nanoengine.model.decoder import Decoder, full_forward
-from nanoengine.model.layers import PackedLinear, RMSNorm, RotaryTable, linear, rope_frequencies, rotate
-from nanoengine.model.ops import TorchOps
+from nanoengine.model.layers import (
+    AddRMSNorm,
+    PackedLinear,
+    RMSNorm,
+    RotaryEmbedding,
+    VocabParallelEmbedding,
+    apply_rotary_emb,
+    linear,
+    rope_frequencies,
+)
 
 TINY = NAMED_CONFIGS["tiny-llama"]
 LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -107,21 +116,21 @@ def test_rotation_is_that_of_transformers(head_dim, dtype):
     q, k = torch.randn(7, 6, head_dim).to(dtype), torch.randn(7, 2, head_dim).to(dtype)
     cos, sin = LlamaRotaryEmbedding(theirs)(q, positions[None])
     want = apply_rotary_pos_emb(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos, sin)
-    table = RotaryTable(config(head_dim=head_dim, rope_theta=1e5), 4096)
+    table = RotaryEmbedding(config(head_dim=head_dim, rope_theta=1e5), 4096)
     assert table.cos.dtype == table.sin.dtype == torch.float32
     rope = table(positions, dtype)
-    for got, x in zip((rotate(q, *rope), rotate(k, *rope)), want, strict=True):
+    for got, x in zip((apply_rotary_emb(q, *rope), apply_rotary_emb(k, *rope)), want, strict=True):
         assert got.dtype == dtype
         torch.testing.assert_close(got, x[0].transpose(0, 1), atol=1e-5 if dtype == torch.float32 else 0.05, rtol=1e-5)
 
 
 def test_rotation_keeps_lengths_and_depends_on_distance_only():
     torch.manual_seed(0)  # of unlucky numbers the sums differ by more
-    table = RotaryTable(TINY, 1000)
+    table = RotaryEmbedding(TINY, 1000)
     q, k = torch.randn(1, 1, 32), torch.randn(1, 1, 32)
 
     def at(x, position):
-        return rotate(x, *table(torch.tensor([position]), torch.float32))
+        return apply_rotary_emb(x, *table(torch.tensor([position]), torch.float32))
 
     assert torch.equal(at(q, 0), q)
     torch.testing.assert_close(at(q, 777).norm(), q.norm())
@@ -139,8 +148,8 @@ def test_weights_that_did_not_come_are_named():
         ("model.layers.1.self_attn.k_proj.weight", "layers.1.self_attn.qkv_proj.weight"),
         ("model.layers.3.mlp.down_proj.weight", "layers.3.mlp.down_proj.weight"),
         ("model.norm.weight", "norm.weight"),
-        ("model.embed_tokens.weight", "embed_tokens"),
-        ("lm_head.weight", "lm_head"),
+        ("model.embed_tokens.weight", "embed_tokens.weight"),
+        ("lm_head.weight", "lm_head.weight"),
     ]:
         with pytest.raises(ValueError, match=f"did not fill: {parameter}$"):
             Decoder(TINY, 8).load_weights((k, v) for k, v in tensors.items() if k != name)
@@ -150,10 +159,11 @@ def test_a_tied_head_is_the_embedding():
     tied = config(tie_word_embeddings=True)
     model = Decoder(tied, 8)
     model.load_weights(dummy_weights(tied))
-    assert model.tied and model.lm_head is model.embed_tokens
+    assert model.tied and model.lm_head.weight is model.embed_tokens.weight
     untied = Decoder(TINY, 8)
     untied.load_weights(dummy_weights(TINY))
-    assert not untied.tied and not torch.equal(untied.lm_head, untied.embed_tokens)
+    assert not untied.tied
+    assert not torch.equal(untied.lm_head.weight, untied.embed_tokens.weight)
 
 
 def test_logits_are_float32_in_any_format():
@@ -163,18 +173,112 @@ def test_logits_are_float32_in_any_format():
         assert full_forward(model.to(dtype), [1, 2, 3]).dtype == torch.float32
 
 
-def test_operations_of_your_own_are_asked_for_the_attention_products_too():
-    """All products but those inside norm_product and swiglu_product go through ``product``."""
-
-    class Counts(TorchOps):
-        def product(self, x, weight, bias=None, out=None):
-            asked.append(weight)
-            return super().product(x, weight, bias, out)
-
-    asked, config = [], NAMED_CONFIGS["tiny-qwen3"]
+def test_a_layer_of_your_own_gets_the_residual_and_the_steps_context():
+    """It may add the residual itself, and hand on a sum without one: the next norm then adds nothing."""
+    config = NAMED_CONFIGS["tiny-qwen3"]
     decoder = Decoder(config, 16)
     decoder.load_weights(dummy_weights(config))
-    wanted, decoder.ops = full_forward(decoder, [3, 1, 2]), Counts()
-    assert torch.equal(full_forward(decoder, [3, 1, 2]), wanted)
-    weights = [layer.self_attn.o_proj.weight for layer in decoder.layers] + [decoder.lm_head]
-    assert [id(each) for each in asked] == [id(each) for each in weights]
+    wanted, seen = full_forward(decoder, [3, 1, 2]), []
+
+    class Paper(torch.nn.Module):
+        def __init__(self, theirs):
+            super().__init__()
+            self.theirs = theirs
+
+        def forward(self, hidden, residual, ctx):
+            x, layer = hidden if residual is None else hidden + residual, self.theirs
+            seen.append((residual is None, ctx.positions.tolist(), ctx.kv_cache))
+            x = x + layer.self_attn(RMSNorm.forward(layer.input_layernorm, x), ctx)
+            return x + layer.mlp(RMSNorm.forward(layer.post_attention_layernorm, x)), None
+
+    decoder.layers = torch.nn.ModuleList(map(Paper, decoder.layers))
+    torch.testing.assert_close(full_forward(decoder, [3, 1, 2]), wanted)
+    assert seen == [(True, [0, 1, 2], None)] * 4
+
+
+def test_the_first_norm_adds_nothing_and_the_others_their_residual():
+    norm = AddRMSNorm(8, 1e-5)
+    norm.weight.data.normal_()
+    hidden, residual = torch.randn(3, 8), torch.randn(3, 8)
+    before = hidden.clone(), residual.clone()
+    normed, total = norm(hidden)
+    assert torch.equal(total, hidden) and torch.equal(normed, RMSNorm.forward(norm, hidden))
+    normed, total = norm(hidden, residual)
+    assert torch.equal(total, residual + hidden)
+    assert torch.equal(normed, RMSNorm.forward(norm, total))
+    assert torch.equal(hidden, before[0]) and torch.equal(residual, before[1])
+
+
+def test_angles_are_looked_up_once_a_step():
+    config, asked = NAMED_CONFIGS["tiny-qwen3"], []
+    decoder = Decoder(config, 16)
+    decoder.load_weights(dummy_weights(config))
+    decoder.rotary_emb.register_forward_hook(lambda *given: asked.append(given[1]))
+    full_forward(decoder, [3, 1, 2])
+    assert len(asked) == 1
+
+
+# what a class declares
+
+
+class Renamed(Decoder):
+    pass
+
+
+class Loads(Decoder):
+    def load_weights(self, weights):
+        super().load_weights(weights)
+
+
+class Embeds(Decoder):
+    def embed(self, input_ids):
+        return super().embed(input_ids)
+
+
+class Sure(Embeds):
+    supports_cuda_graphs = True
+
+    def embed(self, input_ids):
+        return super().embed(input_ids)
+
+
+class Loops(Decoder):
+    def layers_forward(self, *given):
+        return super().layers_forward(*given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "graphs", "fusable"),
+    [
+        (Decoder, True, True),
+        (Renamed, True, True),
+        (Loads, True, True),
+        (Embeds, False, True),
+        (Sure, True, True),
+        (Loops, False, False),
+    ],
+)
+def test_a_subclass_with_ways_of_its_own_declares_anew_or_has_nothing_declared(
+    kind, graphs, fusable
+):
+    decoder = kind(TINY, 8)
+    assert declares(decoder, "supports_cuda_graphs") == graphs
+    assert declares(decoder, "fusable") == fusable
+
+
+def test_an_embedding_of_your_own_is_asked_in_every_step_so_there_are_no_graphs():
+    class Scaled(VocabParallelEmbedding):
+        def forward(self, input_ids):
+            return 8 * super().forward(input_ids)
+
+    decoder = Decoder(TINY, 8)
+    assert supports_cuda_graphs(decoder) and not supports_cuda_graphs(Embeds(TINY, 8))
+    decoder.embed_tokens.__class__ = Scaled
+    assert not supports_cuda_graphs(decoder)
+
+
+def test_a_method_replaced_on_the_module_itself_is_a_way_of_its_own():
+    decoder, norm = Decoder(TINY, 8), RMSNorm(8, 1e-6)
+    decoder.logits, norm.forward = (lambda hidden: hidden), (lambda x: x)
+    assert not declares(decoder, "supports_cuda_graphs") and declares(decoder, "fusable")
+    assert not declares(norm, "fusable") and not declares(torch.nn.Linear(2, 2), "fusable")

@@ -233,7 +233,7 @@ def test_bfloat16(variant):
     error = max((a - b)[p - 1 :].abs().max().item() for a, b, p in zip(theirs, logits, prompts, strict=True))
     print(f"\nHugging Face's own bf16: {error:.1e}", end="")
     half = Decoder(VARIANTS[variant], 600).to(torch.bfloat16)
-    half.rope = decoder(variant).rope  # the angles stay float32, as load_decoder has them
+    half.rotary_emb = decoder(variant).rotary_emb  # the angles stay float32, as load_decoder has them
     half.load_weights(weights(VARIANTS[variant]).items())
     _, teacher = feed(half, texts, prompts, block_size=16, max_num_batched_tokens=100)
     assert compare(teacher, logits, prompts, bound=BF16_BOUND).worst <= 2 * error
@@ -244,8 +244,8 @@ def test_a_fault_of_one_position_is_seen():
     texts, logits = reference("llama")
     model = Decoder(VARIANTS["llama"], 601)
     model.load_weights(weights(VARIANTS["llama"]).items())
-    rope = model.rope.forward
-    model.rope.forward = lambda positions, dtype: rope(positions + (positions >= 250), dtype)
+    rope = model.rotary_emb.forward
+    model.rotary_emb.forward = lambda positions, dtype: rope(positions + (positions >= 250), dtype)
     _, teacher = feed(model, texts[:1], [245])
     with pytest.raises(AssertionError, match="position 251: logits differ"):
         compare(teacher, logits[:1], [245])

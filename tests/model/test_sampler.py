@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from nanoengine import SamplingParams
 from nanoengine.engine.sequence import Sequence
-from nanoengine.worker.sampler import Sampler, gumbel_noise, truncate
+from nanoengine.kernels.gumbel_noise import gumbel_noise
+from nanoengine.worker.sampler import Sampler, truncate
 
 VOCAB = 12
 

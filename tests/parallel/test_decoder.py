@@ -42,7 +42,7 @@ def test_logits_are_those_of_one_rank(name, bias, tied, vocab, size):
     def logits(group):
         split = Split(config, group.rank, size)
         decoder = ParallelDecoder(split, 64, group)
-        parts = ((name, split.take(name, tensor)) for name, tensor in weights.items())
+        parts = ((name, split.shard(name, tensor)) for name, tensor in weights.items())
         decoder.load_weights((name, part) for name, part in parts if part is not None)
         assert decoder.tied == tied
         hidden = decoder(ids, torch.arange(len(ids)), dense_attention, [None] * 2, None)
@@ -74,11 +74,11 @@ def test_gather_keeps_the_ranks_order():
     assert whole[:, 0, 0].tolist() == [0, 1, 2, 3] and others == [None] * 3
 
 
-def test_smallest_share_and_collect():
+def test_minimum_broadcast_and_gathered_numbers():
     def talk(group):
         x = torch.full((3,), 10 + group.rank)
-        numbers = group.collect([group.rank, 5 * group.rank])
-        return group.smallest(7 - group.rank), group.share(x).tolist(), numbers
+        numbers = group.gather_numbers([group.rank, 5 * group.rank])
+        return group.all_reduce_min(7 - group.rank), group.broadcast(x).tolist(), numbers
 
     first, *others = on_ranks(3, talk)
     assert first == (5, [10] * 3, [[0, 0], [1, 5], [2, 10]])

@@ -50,7 +50,7 @@ def test_the_parts_joined_are_the_checkpoint(config, size, tmp_path):
     """By hand: each kind of tensor has its own way to be put together again."""
     whole = {name: torch.randn(shape) for name, shape in expected_tensors(config).items()}
     save_file(whole, tmp_path / "model.safetensors")
-    parts = [dict(read_weights(tmp_path, config, Split(config, rank, size).take)) for rank in range(size)]
+    parts = [dict(read_weights(tmp_path, config, Split(config, rank, size).shard)) for rank in range(size)]
     copies = max(1, size // config.num_key_value_heads)
     for name, tensor in whole.items():
         here = [part.get(name) for part in parts]
@@ -90,7 +90,7 @@ def test_only_the_part_is_read():
     whole = dict(dummy_weights(LLAMA))
     for rank in range(4):
         read.clear()
-        parts = {name: Split(LLAMA, rank, 4).take(name, Source(name, tensor)) for name, tensor in whole.items()}
+        parts = {name: Split(LLAMA, rank, 4).shard(name, Source(name, tensor)) for name, tensor in whole.items()}
         assert sum(t.nbytes for t in read.values()) == sum(t.nbytes for t in parts.values())
         bytes_of = lambda kind: sum(t.nbytes for name, t in read.items() if kind in name)  # noqa: E731
         assert 4 * bytes_of("mlp") == sum(t.nbytes for name, t in whole.items() if "mlp" in name)
@@ -102,5 +102,5 @@ def test_random_weights_are_the_same_numbers_however_they_are_cut():
     whole = dict(dummy_weights(QWEN))
     for rank in range(2):
         split = Split(QWEN, rank, 2)
-        for name, part in dummy_weights(QWEN, take=split.take):
-            assert torch.equal(part, split.take(name, whole[name]))
+        for name, part in dummy_weights(QWEN, take=split.shard):
+            assert torch.equal(part, split.shard(name, whole[name]))

@@ -10,6 +10,8 @@ below it, and the best score tells.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -17,15 +19,16 @@ from triton.language.extra.cuda import libdevice
 
 from nanoengine.engine.protocols import NO_TOKEN, NON_FINITE
 from nanoengine.kernels.common import begin, overlapped, power_of_two
-from nanoengine.worker.sampler import gumbel_noise
+from nanoengine.kernels.contract import Contract, ModelTensors
+from nanoengine.kernels.gumbel_noise import gumbel_noise
 
 TILE = 2048
 INF_BITS = tl.constexpr(0x7F800000)  # float32's +inf; what lies beyond it, the sign aside, is NaN
 MOST = tl.constexpr(3e38)  # of a score, so that no finite logit becomes an infinite one
 
 
-def draw_reference(logits, temperatures, seeds, positions) -> torch.Tensor:
-    """See draw."""
+def gumbel_sample_reference(logits, temperatures, seeds, positions) -> torch.Tensor:
+    """See gumbel_sample."""
     scores = logits.float()
     noise = gumbel_noise(seeds, positions, logits.shape[1])
     hot = scores / temperatures.float().clamp(min=1e-6)[:, None]
@@ -36,7 +39,7 @@ def draw_reference(logits, temperatures, seeds, positions) -> torch.Tensor:
     return tokens
 
 
-def draw(logits, temperatures, seeds, positions, out, last_tokens=None, sample_rows=None) -> None:
+def gumbel_sample(logits, temperatures, seeds, positions, out, last_tokens=None, sample_rows=None) -> None:
     """out int64 [S]: the next token of each row, or NON_FINITE or NO_TOKEN. logits [S, vocabulary], any float type.
 
     temperatures: float [S], 0 for the likeliest token; seeds, positions: int64 [S].
@@ -52,6 +55,18 @@ def draw(logits, temperatures, seeds, positions, out, last_tokens=None, sample_r
     _best_of_row[(rows,)](scores, tokens, out, last_tokens if by_row else out, sample_rows if by_row else out, tiles,
                           PAD=power_of_two(tiles), BY_ROW=by_row, NON_FINITE=NON_FINITE, NO_TOKEN=NO_TOKEN,
                           **overlapped(logits), num_warps=1)  # fmt: skip
+
+
+def _warmup(m: ModelTensors) -> list:
+    logits, zeros = m.zeros(2, m.vocab_size), m.numbers(0, 0)
+    return [partial(gumbel_sample, logits, zeros.double(), zeros, zeros, zeros.clone())]
+
+
+CONTRACT = Contract(
+    references={gumbel_sample: gumbel_sample_reference},
+    early_reads={"_best_of_tile": (), "_best_of_row": ()},
+    warmup=_warmup,
+)
 
 
 @triton.jit
