@@ -35,7 +35,8 @@ class RequestOutput:
     "stop", "length", "abort" or "error"; None while running. stop_reason: the stop string or token
     id that ended it, if one did.
     error: with "error", why: the model's logits were NaN or +inf, or no token was left to draw. What
-    was generated before that is there; other requests are not touched, and nothing is raised.
+    was generated before that is there, and nothing is raised. Other requests are not touched, but
+    for those that share KV blocks with it from the step in which the numbers went wrong.
     logprobs: one dict {token id: natural-log probability} a generated token, or None.
     prompt_logprobs: the same for each prompt token, None for the first; None if nobody asked. While
     the prompt is being computed the list is shorter.

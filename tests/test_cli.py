@@ -284,7 +284,7 @@ def test_a_prompt_without_a_token_to_draw_is_told_on_stderr_and_by_the_exit_code
     class Poisoned(LLM):
         def __init__(self, *arguments, **settings):
             super().__init__(*arguments, **settings)
-            self.engine.runner.model.embed_tokens.data[ord("!")] = float("nan")
+            self.engine.runner.model.embed_tokens.weight.data[ord("!")] = float("nan")
 
     monkeypatch.setattr("nanoengine.llm.LLM", Poisoned)
     options = ["--max-tokens", "3", "--ignore-eos", *(["--json"] if as_json else [])]

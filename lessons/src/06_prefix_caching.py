@@ -380,11 +380,11 @@ show(BlockManager.commit, highlight="self._forget")
 
 # %% [markdown] id="commit-walk"
 # The scheduler calls `commit` as soon as it has **scheduled** a prompt's tokens, though their KV is not written yet: so equal
-# prompts in one step share. Section 11 says why that is safe. What was generated follows when a step has landed: only then does
-# the host know the ids. It goes on at `num_committed_blocks`; yours starts anew each time.
+# prompts in one step share. Section 11 says why that is safe. Generated tokens follow when their step has landed: only then
+# does the host know them. It goes on at `num_committed_blocks`; yours starts anew each time.
 #
-# On a collision the newer content wins; the older one's blocks lose their note. Its children stay in the map, but their
-# parent's number is gone for good: nobody reaches them.
+# On a collision the newer content wins; the older one's blocks lose their note. Its children stay in the map, but nobody
+# reaches them: their parent's number is gone.
 #
 # <!-- zh -->
 # prompt 的 token 一经**调度**,调度器马上调 `commit`,尽管它们的 KV 还没写:这样,同一步里的相同 prompt 也能共享。为什么不会出错,第 11 节说。生成的 token 要等那一步落地才登记:到那时主机才知道它们的 id。`commit` 从上次停下的 `num_committed_blocks` 接着走;你那版每次都从头走。
@@ -680,8 +680,8 @@ print("the victim's own second request:", again.num_cached_tokens, "tokens from 
 # vLLM keeps no tokens: nobody knows two inputs with the same SHA-256. It learnt that from section 4: Python's `hash()`, its
 # default until 2025, had become predictable with 3.12 (GHSA-rm76-4mrf-v9r8). xxHash (128 bits) is offered with a warning.
 #
-# Why may blocks be noted down when *scheduled*, there and here? In each layer the whole batch's KV is stored before any row
-# attends. So equal prompts in one step do share.
+# Why may blocks be noted down when *scheduled*, there and here? In each layer all KV is stored before any row attends. So
+# equal prompts in one step do share.
 #
 # SGLang keeps a radix tree of tokens: no hash, no collisions, hits of any length at page size 1, more to maintain.
 #

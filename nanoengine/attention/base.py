@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -38,6 +38,16 @@ class AttentionBackend(Protocol):
         end; returns [T, heads, head_dim]. Head h reads KV head h // (heads / kv_heads).
         """
         ...
+
+
+@runtime_checkable
+class DeclaresStorage(Protocol):
+    reads_stored: bool
+
+
+def reads_stored(attention: Any) -> bool:
+    """What a backend declares; a plain function in its place is given q, k and v."""
+    return isinstance(attention, DeclaresStorage) and attention.reads_stored
 
 
 def choose_backend(

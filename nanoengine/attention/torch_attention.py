@@ -33,7 +33,7 @@ class Row:
 
 @dataclass(slots=True)
 class Metadata:
-    slots: torch.Tensor  # int64, those that are written; -1 (a padded row) writes nowhere
+    slot_mapping: torch.Tensor  # int64, those that are written; -1 (a padded row) writes nowhere
     written: torch.Tensor | None  # int64 indices of the tokens that are written, None for all
     rows: list[Row]
 
@@ -82,8 +82,8 @@ def store(cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor, metadata: Metad
     flat = cache.view(2, -1, *cache.shape[3:])
     if metadata.written is not None:
         k, v = k[metadata.written], v[metadata.written]
-    flat[0].index_copy_(0, metadata.slots, k)
-    flat[1].index_copy_(0, metadata.slots, v)
+    flat[0].index_copy_(0, metadata.slot_mapping, k)
+    flat[1].index_copy_(0, metadata.slot_mapping, v)
 
 
 def gather(cache: torch.Tensor, row: Row) -> torch.Tensor:
@@ -113,6 +113,3 @@ def dense_attention(q, k, v, cache, metadata, scale: float) -> torch.Tensor:
     """
     row = Row(0, q.shape[0], q.shape[0], None, None)
     return attend(q, k, v, q.shape[1] // k.shape[1], row, scale)
-
-
-dense_attention.reads_stored = False

@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from nanoengine.config import EngineConfig
 from nanoengine.engine.admission import make_sequence
 from nanoengine.engine.batch import Batch, build_batch
+from nanoengine.engine.parts import choose_parts
 from nanoengine.engine.postprocess import InFlight, StepOutput, end, land
 from nanoengine.engine.rows import RowTable
-from nanoengine.engine.scheduler import Plan, choose_parts
+from nanoengine.engine.scheduler import Plan
 from nanoengine.engine.sequence import Sequence
 
 

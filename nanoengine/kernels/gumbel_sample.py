@@ -59,7 +59,8 @@ def gumbel_sample(logits, temperatures, seeds, positions, out, last_tokens=None,
 
 def _warmup(m: ModelTensors) -> list:
     logits, zeros = m.zeros(2, m.vocab_size), m.numbers(0, 0)
-    return [partial(gumbel_sample, logits, zeros.double(), zeros, zeros, zeros.clone())]
+    arrays = (zeros.double(), zeros, zeros, zeros.clone(), zeros.clone(), zeros)
+    return [partial(gumbel_sample, logits, *arrays)]
 
 
 CONTRACT = Contract(

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from nanoengine.attention.base import reads_stored
 from nanoengine.model.capabilities import Declares
 from nanoengine.model.config import ModelConfig
 from nanoengine.model.layers import (
@@ -33,13 +34,15 @@ class ForwardContext:
     """What the layers need beside the hidden states: one object per step.
 
     positions: int64 [T]. attention: the backend (see attention.base.AttentionBackend), with this
-    step's ``metadata``. kv_cache: that of the layer whose turn it is.
+    step's ``metadata``. reads_stored: it takes k and v from the cache, if a kernel has put them there.
+    kv_cache: that of the layer whose turn it is.
     """
 
     positions: torch.Tensor
     rotary_emb: RotaryEmbedding
     attention: Callable
     metadata: Any
+    reads_stored: bool = False
     kv_cache: torch.Tensor | None = None
     _cos_sin: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -173,7 +176,8 @@ class Decoder(Declares, nn.Module):
 
         hidden: [T, hidden_size], which may be changed in place.
         """
-        ctx, residual = ForwardContext(positions, self.rotary_emb, attention, metadata), None
+        stored = reads_stored(attention)
+        ctx, residual = ForwardContext(positions, self.rotary_emb, attention, metadata, stored), None
         for layer, cache in zip(self.layers, caches, strict=True):
             ctx.kv_cache = cache
             hidden, residual = layer(hidden, residual, ctx)

@@ -105,7 +105,7 @@ class FusedAttention(Attention):
 
     def split_heads(self, qkv, ctx):
         """k and v are None where they are in the cache already; the backend finds them there."""
-        if not ctx.attention.reads_stored:
+        if not ctx.reads_stored:
             return super().split_heads(qkv, ctx)
         q_norm, k_norm, rope = self.q_norm, self.k_norm, ctx.rotary_emb
         norms = (None, None, 0.0) if q_norm is None else (q_norm.weight, k_norm.weight, q_norm.eps)

@@ -58,12 +58,12 @@ def test_nonfinite_logits_end_one_request(way, overlap, dtype, model):
             manager.reset()
             sound = generate(llm, MATES, [0, 1, 2, 3], **kind)
             assert not untied or not any(BAD in out.token_ids for out in sound)
-            kept = weights.embed_tokens.data[BAD].clone()
-            weights.embed_tokens.data[BAD] = NAN
+            kept = weights.embed_tokens.weight.data[BAD].clone()
+            weights.embed_tokens.weight.data[BAD] = NAN
             if not untied:  # it is the head's row, too: everyone ends, and none with a token beyond the vocabulary
                 outputs = generate(llm, prompts, numbers, **kind)
                 assert {(out.finish_reason, len(out.token_ids)) for out in outputs} == {("error", 0)}
-                weights.embed_tokens.data[BAD] = kept
+                weights.embed_tokens.weight.data[BAD] = kept
                 assert [o.finish_reason for o in generate(llm, MATES, [0, 1, 2, 3], **kind)] == ["length"] * 4
                 continue
             manager.reset()
@@ -75,7 +75,7 @@ def test_nonfinite_logits_end_one_request(way, overlap, dtype, model):
             if dtype == "float32":
                 assert [o.token_ids for o in outputs] == [o.token_ids for o in sound], name
             assert all(0 <= token < 1024 for out in outputs for token in out.token_ids)
-            weights.embed_tokens.data[BAD] = kept
+            weights.embed_tokens.weight.data[BAD] = kept
             healed, = generate(llm, [WRONG], [9], temperature=0, max_tokens=1)
             assert healed.num_cached_tokens == 0 and healed.finish_reason == "length"
             manager.check_invariants([])
@@ -92,7 +92,7 @@ def test_nonfinite_logits_leave_the_mates_tokens(kind, eager, overlap, dtype):
     The bad request asks for one token only, so that both batches shrink at the same step."""
     with LLM("tiny-llama", dtype=dtype, overlap=overlap, enforce_eager=eager, enable_prefix_caching=False,
              **TINY) as llm:  # fmt: skip
-        embedding, found = llm.engine.runner.model.embed_tokens.data, []
+        embedding, found = llm.engine.runner.model.embed_tokens.weight.data, []
         for value in (0.01, NAN):
             embedding[BAD] = value
             made = [params(i, **KINDS[kind]) for i in range(4)]
@@ -113,7 +113,7 @@ def test_nonfinite_logits_that_come_with_a_drawn_token(kind, overlap, eager):
         mine, mate = generate(llm, MATES[:2], [0, 1], **KINDS[kind])
         token = next(t for t in mine.token_ids[2:-2] if t not in mate.token_ids + MATES[0] + MATES[1])
         at = mine.token_ids.index(token)
-        llm.engine.runner.model.embed_tokens.data[token] = NAN
+        llm.engine.runner.model.embed_tokens.weight.data[token] = NAN
         llm.engine.block_manager.reset()
         bad, same = generate(llm, MATES[:2], [0, 1], **KINDS[kind])
         assert (bad.finish_reason, bad.token_ids) == ("error", mine.token_ids[: at + 1])
@@ -129,7 +129,7 @@ def test_nonfinite_by_overflow_of_float16(overlap, eager):
         weights = llm.engine.runner.model
         wanted = generate(llm, MATES, range(4), temperature=0)
         llm.engine.block_manager.reset()
-        weights.embed_tokens.data[BAD] = INF
+        weights.embed_tokens.weight.data[BAD] = INF
         bad, *mates = generate(llm, [WRONG, *MATES], [7, *range(4)], temperature=0)
         assert bad.finish_reason == "error"
         assert [out.finish_reason for out in mates] == ["length"] * 4 == [out.finish_reason for out in wanted]
@@ -163,7 +163,7 @@ def test_nonfinite_rows_of_the_draw(vocab, dtype):
 
 def test_nonfinite_logits_do_not_make_the_host_wait():
     with LLM("tiny-llama", **TINY) as llm:
-        llm.engine.runner.model.embed_tokens.data[BAD] = NAN
+        llm.engine.runner.model.embed_tokens.weight.data[BAD] = NAN
         for i, kind in enumerate(KINDS.values()):
             if kind.get("logprobs") is None and "repetition_penalty" not in kind:
                 llm.engine.add_request([1, 2, 3, i], params(i, **kind | dict(max_tokens=200)))

@@ -43,7 +43,7 @@ def test_nonfinite_logits_end_one_request_on_two_gpus(way):
     made = [SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=9, ignore_eos=True) for i in range(3)]
     with LLM("tiny-llama", tensor_parallel_size=2, **SMALL, **WAYS[way]) as llm:
         wanted = llm.generate(mates, made[:2], use_tqdm=False)
-        llm.engine.runner.model.embed_tokens.data[100] = float("nan")
+        llm.engine.runner.model.embed_tokens.weight.data[100] = float("nan")
         llm.engine.block_manager.reset()
         first, second, out = llm.generate([*mates, bad], made, use_tqdm=False)
         assert (out.finish_reason, out.token_ids) == ("error", [])

@@ -43,7 +43,7 @@ def batch_of(query_lens, seq_lens):
     tables = [list(range(-(-int(end) // 16))) for end in seq_lens]
     slots, ids = np.full(tokens, -1), np.zeros(tokens, np.int64)
     return Batch(list(range(rows)), ids, positions, slots, query_lens, seq_lens, tables,
-                 np.arange(rows), seq_lens)  # fmt: skip
+                 np.arange(rows), seq_lens, np.arange(rows), np.ones(rows, bool))  # fmt: skip
 
 
 def decoder(kind=Decoder):

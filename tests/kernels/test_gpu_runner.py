@@ -162,7 +162,8 @@ def test_layers_of_your_own_get_no_split_k_partials():
 
     class Copies(Decoder):
         def layers_forward(self, hidden, positions, attention, caches, metadata):
-            ctx, residual = ForwardContext(positions, self.rotary_emb, attention, metadata), None
+            ctx = ForwardContext(positions, self.rotary_emb, attention, metadata, attention.reads_stored)
+            residual = None
             for layer, ctx.kv_cache in zip(self.layers, caches, strict=True):
                 hidden, residual = layer(hidden, residual, ctx)
                 hidden, residual = hidden + residual, None

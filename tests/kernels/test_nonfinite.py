@@ -45,7 +45,7 @@ def test_one_request_ends_and_its_mates_do_not_notice(graphs, overlap, name):
     config = EngineConfig(vocab_size=64, max_model_len=40, max_num_seqs=3, max_num_batched_tokens=8,
                           num_blocks=9, device="cpu", overlap=overlap)  # fmt: skip
     runner, replays = runner_of(config, graphs)
-    row = runner.model.embed_tokens.data[BAD]
+    row = runner.model.embed_tokens.weight.data[BAD]
     kept, kind = row.clone(), KINDS[name]
     wanted = outputs(LLMEngine(config, runner=runner), MATES, [kind, kind])
     assert not any(BAD in seq.output_ids for seq in wanted)
@@ -71,7 +71,7 @@ def test_nan_that_comes_with_a_drawn_token_while_the_next_step_is_launched(graph
     free, mate = outputs(LLMEngine(config, runner=runner), MATES, [kind, kind])
     token = next(token for token in free.output_ids[:-1] if token not in mate.output_ids + MATES[1])
     at = free.output_ids.index(token)
-    runner.model.embed_tokens.data[token] = float("nan")
+    runner.model.embed_tokens.weight.data[token] = float("nan")
     bad, same = outputs(LLMEngine(config, runner=runner), MATES, [kind, kind])
     assert (bad.finish_reason, bad.output_ids) == ("error", free.output_ids[: at + 1])
     assert same.output_ids == mate.output_ids

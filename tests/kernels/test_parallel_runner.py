@@ -52,7 +52,7 @@ def test_two_ranks_with_overlap_and_the_step_that_graphs_record():
         assert outputs(runner, CONFIG) == wanted
         assert not runner.fusion.split_k  # the ranks would send four times as much
         assert set(replays) == {("DecodeGraphs", 1), ("DecodeGraphs", 2), ("MixedGraphs", 8)}
-        row = runner.model.embed_tokens.data[20]  # the head's row, too: everyone's logits hold NaN
+        row = runner.model.embed_tokens.weight.data[20]  # the head's row, too: everyone's logits hold NaN
         row.fill_(float("nan"))
         assert [ids for ids, _ in sum(outputs(runner, CONFIG), [])] == [[]] * 4
         ranks.group.send(None)

@@ -37,7 +37,7 @@ def test_one_request_ends_and_nothing_else_changes(overlap, kind, logprobs):
     with LLM("tiny-llama", overlap=overlap, max_num_batched_tokens=10, **TINY) as llm:
         wanted = llm.generate(MATES, params(2, **kind), use_tqdm=False)
         llm.engine.block_manager.reset()
-        row = llm.engine.runner.model.embed_tokens.data[BAD]
+        row = llm.engine.runner.model.embed_tokens.weight.data[BAD]
         kept = row.clone()
         row.fill_(NAN)
         asked = [MATES[0], WRONG, MATES[1]]
@@ -60,11 +60,24 @@ def test_one_request_ends_and_nothing_else_changes(overlap, kind, logprobs):
 
 
 def test_chat_returns_an_output_too():
-    with LLM("tiny-llama", **TINY) as llm:
-        llm.engine.runner.model.embed_tokens.data[ord("!")] = NAN
+    with LLM("tiny-llama", **TINY | dict(block_size=16)) as llm:
+        llm.engine.runner.model.embed_tokens.weight.data[ord("!")] = NAN
         bad, good = llm.chat([[{"role": "user", "content": "a!"}], [{"role": "user", "content": "b"}]],
                              SamplingParams(max_tokens=3), use_tqdm=False)  # fmt: skip
         assert (bad.finish_reason, good.finish_reason) == ("error", "length")
+
+
+def test_a_mate_that_shares_blocks_with_it_in_the_same_step_ends_too_and_the_next_one_is_served():
+    """Attention spoils the row's other tokens, those before the bad one too (0 * NaN), so shared KV is NaN."""
+    shared, params = [7, 8, 9, 10], SamplingParams(temperature=0, max_tokens=3)
+    with LLM("tiny-llama", **TINY) as llm:
+        wanted = llm.generate([[*shared, 11]], params, use_tqdm=False)[0].token_ids
+        llm.reset_prefix_cache()
+        llm.engine.runner.model.embed_tokens.weight.data[BAD] = NAN
+        outs = llm.generate([[*shared, BAD, 5], [*shared, 11], [12, 13]], params, use_tqdm=False)
+        assert [out.finish_reason for out in outs] == ["error", "error", "length"]
+        again = llm.generate([[*shared, 11]], params, use_tqdm=False)[0]
+        assert (again.token_ids, again.num_cached_tokens) == (wanted, 0)
 
 
 @pytest.mark.parametrize("blocks", [6, 8])
@@ -72,7 +85,7 @@ def test_blocks_that_held_nan_are_used_again(blocks):
     """What lies in a block beyond a sequence's own tokens must not reach it."""
     with LLM("tiny-llama", **TINY | dict(num_blocks=blocks)) as llm:
         wanted = llm.generate(MATES, params(2, temperature=0), use_tqdm=False)
-        llm.engine.runner.model.embed_tokens.data[BAD] = NAN
+        llm.engine.runner.model.embed_tokens.weight.data[BAD] = NAN
         for _ in range(3):
             bad, = llm.generate([WRONG], params(1, temperature=0), use_tqdm=False)
             assert bad.finish_reason == "error"
@@ -85,7 +98,7 @@ def test_a_weight_that_only_some_prompts_reach():
     """NaN in an embedding reaches who has the token, if only in its answer; in a layer, everyone."""
     with LLM("tiny-llama", **TINY) as llm:
         free, = llm.generate([MATES[0]], params(1, temperature=0), use_tqdm=False)
-        llm.engine.runner.model.embed_tokens.data[free.token_ids[3]] = NAN
+        llm.engine.runner.model.embed_tokens.weight.data[free.token_ids[3]] = NAN
         llm.engine.block_manager.reset()
         out, = llm.generate([MATES[0]], params(1, temperature=0), use_tqdm=False)
         at = free.token_ids.index(free.token_ids[3])
@@ -163,7 +176,7 @@ def test_a_sampler_that_leaves_the_vocabulary_is_named(overlap, token):
 
 def test_an_embedding_that_lacks_rows_is_refused():
     model = WithLogits(lambda logits: logits)
-    model.embed_tokens.data = model.embed_tokens.data[:1000]
+    model.embed_tokens.weight.data = model.embed_tokens.weight.data[:1000]
     with pytest.raises(ValueError, match="embed_tokens has 1000 rows, config.vocab_size is 1024"):
         made(model)
 

@@ -157,13 +157,13 @@ def test_logits_that_are_nan_end_one_request(overlap):
     made = [SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=6, ignore_eos=True) for i in range(3)]
     with LLM("tiny-llama", tensor_parallel_size=2, overlap=overlap, dtype="float32", **DUMMY) as llm:
         wanted = llm.generate(mates, made[:2], use_tqdm=False)
-        llm.engine.runner.model.embed_tokens.data[100] = float("nan")
+        llm.engine.runner.model.embed_tokens.weight.data[100] = float("nan")
         llm.engine.block_manager.reset()
         *found, out = llm.generate([*mates, bad], made, use_tqdm=False)
         assert (out.finish_reason, out.token_ids) == ("error", []) and "non-finite" in out.error
         assert [o.token_ids for o in found] == [o.token_ids for o in wanted]
         drawn = wanted[0].token_ids[2]  # now one that comes with an answer, fed while the host does not know it
-        llm.engine.runner.model.embed_tokens.data[drawn % 512] = float("nan")
+        llm.engine.runner.model.embed_tokens.weight.data[drawn % 512] = float("nan")
         again = llm.generate(mates, made[:2], use_tqdm=False)
         assert {o.finish_reason for o in again} <= {"error", "length"}
         assert llm.engine.block_manager.num_free_blocks == llm.engine.block_manager.num_blocks

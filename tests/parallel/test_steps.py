@@ -57,11 +57,11 @@ def test_a_decode_step_sends_no_more_for_long_contexts():
     """And a table that grows is the same list there, which is how a GPU's block tables know it."""
     seqs = [Sequence(i, [1] * 5000, SamplingParams(), 10**4) for i in range(8)]
     for seq in seqs:
-        seq.block_table = list(range(313))
+        seq.block_table, seq.row = list(range(313)), seq.seq_id
         seq.num_computed_tokens, seq.num_scheduled_tokens = 4999, 1
     sender, receiver, sizes, tables = StepSender(), StepReceiver(), [], set()
     for _ in range(40):
-        data = pickle.dumps(sender.pack(build_batch(seqs, 16)))
+        data = pickle.dumps(sender.pack(build_batch(seqs, 16, [not sizes] * 8)))
         sizes.append(len(data))
         tables.add(tuple(map(id, receiver.unpack(pickle.loads(data)).block_tables)))
         for seq in seqs:

@@ -13,7 +13,7 @@ from nanoengine.config import EngineConfig
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.server.app import Settings, make_app
 from nanoengine.server.run import listen, make_server
-from nanoengine.sim import SlotRunner
+from nanoengine.sim import Done, SlotRunner
 from nanoengine.tokenizer.tokenizer import byte_tokenizer
 
 VOCAB = 256  # every token is a byte
@@ -41,6 +41,19 @@ class PacedRunner(SlotRunner):
             self.failures -= 1
             raise self.error
         return super().launch(batch)
+
+
+class Saying(PacedRunner):
+    """Says ``text``, byte by byte."""
+
+    def __init__(self, text: str, **options):
+        super().__init__(**options)
+        self.said = text.encode()
+
+    def launch(self, batch):
+        pending, said = super().launch(batch), [[self.said[seq.num_output_tokens]] for seq in batch.seqs]
+        return Done(lambda: [tokens and new for tokens, new in zip(pending.result(), said, strict=True)])
+
 
 
 def make_engine(**settings) -> LLMEngine:
