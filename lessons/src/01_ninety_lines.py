@@ -177,9 +177,9 @@ from pathlib import Path
 
 import nanoengine
 
-folder = Path(nanoengine.__file__).parent
-names = ["llm_engine", "scheduler", "block_manager", "batch", "postprocess", "model_runner"]
-lines = {name: len((folder / "engine" / f"{name}.py").read_text().splitlines()) for name in names}
+folder = Path(nanoengine.__file__).parent / "engine"
+names = ["llm_engine", "scheduler", "block_manager", "batch", "postprocess", "rows"]
+lines = {name: len((folder / f"{name}.py").read_text().splitlines()) for name in names}
 for name, count in lines.items():
     print(f"{name + '.py':18} {count:4} lines")
 
