@@ -144,7 +144,7 @@ class GpuRunner(ModelRunner):
     def sample(self, result: StepResult, sampling: SamplingArrays, batch: Batch):
         if not (sampling.plain and self.mode.kernel_samples):  # if a graph has sampled, it was in vain
             return super().sample(result, sampling, batch)
-        if result.logits is None:
+        if not sampling.seqs:
             return super().sample(result, sampling, batch)
         if result.tokens is not None:
             return result.tokens, None

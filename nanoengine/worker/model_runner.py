@@ -179,7 +179,7 @@ class ModelRunner(Runner):
 
     def sample(self, result: StepResult, sampling: SamplingArrays, batch: Batch):
         """(tokens [S], what computes their logprobs or None); the tokens become the last ones of their rows."""
-        if result.logits is None:
+        if not sampling.seqs:
             return torch.empty(0, dtype=torch.int64, device=self.device), None
         # the sampler may change its logits, and the next replay of a graph writes over them
         raw = result.logits.to(torch.float32, copy=True) if sampling.logprobs else None

@@ -52,7 +52,7 @@ def test_nonfinite_logits_end_one_request(way, overlap, dtype, model):
         return  # the large vocabulary, 151,936 tokens, where it matters
     with LLM(model, dtype=dtype, overlap=overlap, **TINY | WAYS[way]) as llm:
         weights, manager = llm.engine.runner.model, llm.engine.block_manager
-        untied = weights.lm_head is not weights.embed_tokens
+        untied = not weights.tied
         for name, kind in KINDS.items():
             prompts, numbers = [*MATES[:2], WRONG, *MATES[2:]], [0, 1, 9, 2, 3]
             manager.reset()
@@ -133,7 +133,7 @@ def test_nonfinite_by_overflow_of_float16(overlap, eager):
         bad, *mates = generate(llm, [WRONG, *MATES], [7, *range(4)], temperature=0)
         assert bad.finish_reason == "error"
         assert [out.finish_reason for out in mates] == ["length"] * 4 == [out.finish_reason for out in wanted]
-        weights.lm_head.data.mul_(5e5)  # finite, and logits of 100,000 in the middle: +inf for some token of each row
+        weights.lm_head.weight.data.mul_(5e5)  # finite, and logits of 100,000 in the middle: +inf for some token of each row
         outputs = generate(llm, MATES, range(4), temperature=0.7)
         assert {(out.finish_reason, len(out.token_ids)) for out in outputs} == {("error", 0)}
 

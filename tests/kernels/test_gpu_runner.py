@@ -81,6 +81,25 @@ def test_a_sampler_of_your_own_is_asked_in_place_of_the_graphs_draw():
     assert replays == [("MixedGraphs", 13), ("DecodeGraphs", 2), ("DecodeGraphs", 1)]
 
 
+def test_a_sampler_of_your_own_is_not_asked_in_a_step_that_samples_nothing():
+    """Chunks of prompts alone, as replays and launched one by one."""
+    from nanoengine.attention.triton_attention import TritonAttention
+    from nanoengine.worker.gpu_runner import GpuRunner
+
+    def first(logits, seqs, positions):
+        assert len(seqs) == len(logits) > 0
+        return logits.argmax(-1)
+
+    config = EngineConfig(vocab_size=64, max_model_len=40, max_num_seqs=2, max_num_batched_tokens=4, num_blocks=5,
+                          device="cpu")  # fmt: skip
+    params = [SamplingParams(max_tokens=2), SamplingParams(max_tokens=2)]
+    wanted = outputs(ModelRunner(config, model=one_layer(True), sampler=first), config, params)
+    for graphs in (False, True):
+        ours = GpuRunner(config, model=one_layer(True), attention=TritonAttention(2), sampler=first)
+        replays = give_graphs(ours, config) if graphs else []
+        assert outputs(ours, config, params) == wanted and bool(replays) == graphs
+
+
 class Sips(TokenBudgetScheduler):
     """A prompt gets 4 tokens a step: a row that samples may stand behind one that does not.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from nanoengine.config import EngineConfig
 from nanoengine.course.checks.exercise import Failure, Text, call
 from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.engine.protocols import Runner
+from nanoengine.engine.protocols import Pending, Runner
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.sim import SlotRunner, expected_output
 
@@ -38,9 +38,7 @@ class StepCase:
         return all(len(prompt) <= self.num_blocks * self.block_size for prompt, _ in self.requests)
 
 
-class _Pending:
-    logprobs = None
-
+class _Pending(Pending):
     def __init__(self, spy: Spy, index: int, inner):
         self.spy, self.index, self.inner = spy, index, inner
 
