@@ -6,7 +6,13 @@ import time
 from dataclasses import dataclass, field
 
 from nanoengine.engine.batch import Batch
-from nanoengine.engine.interfaces import ROW_ERRORS, BlockManagerLike, Pending
+from nanoengine.engine.interfaces import (
+    NON_FINITE,
+    ROW_ERRORS,
+    BlockManagerLike,
+    Pending,
+    SchedulerLike,
+)
 from nanoengine.engine.scheduler import Plan
 from nanoengine.engine.sequence import Sequence
 
@@ -41,6 +47,7 @@ class StepOutput:
         newest few, where the last step had brought several).
     seqs, new_tokens: the rows, and for each the token ids it got (none for an unfinished chunk).
     finished: sequences that ended in this step.
+    restarted: sequences that compute again what they had found in the prefix cache: see start_over.
     """
 
     num_prefill_tokens: int = 0
@@ -48,6 +55,7 @@ class StepOutput:
     seqs: list[Sequence] = field(default_factory=list)
     new_tokens: list[list[int]] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
+    restarted: list[Sequence] = field(default_factory=list)
 
 
 def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
@@ -57,6 +65,7 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
     end. The last step in flight of such a row gives its blocks back. Nothing, too, where the step
     before has brought a row several tokens, and this one was laid out for one: they are known. A row
     of which no token can be drawn ends with "error" (engine.interfaces.Pending), and the others go on.
+    But where the NaN may be another prompt's, the row starts over first: see start_over.
     """
     results = list(step.pending.result())
     logprobs = getattr(step.pending, "logprobs", None)
@@ -72,14 +81,23 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
             if not seq.num_in_flight:
                 manager.free(seq)
             continue
+        if seq.starts_over:
+            results[row] = []
+            output.restarted.append(seq)
+            continue
         known = seq.token_ids
         before = size = len(known)
         if tokens and written != size:  # what follows the first ``written`` tokens is known already
             results[row] = tokens = []
         for token in tokens:
             if token < 0:
-                _fail(seq, token, manager)
-                output.finished.append(seq)
+                if token == NON_FINITE and _may_be_anothers(seq):
+                    _uncache(seq, manager)
+                    seq.shares_prefix, seq.starts_over = False, True
+                    output.restarted.append(seq)
+                else:
+                    _fail(seq, token, manager)
+                    output.finished.append(seq)
                 results[row] = tokens[: size - before]
                 break
             known.append(token)
@@ -97,10 +115,34 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
             seq.logprobs.extend(logprobs[row][: len(results[row])])
         if prompt_logprobs is not None and seq.prompt_logprobs is not None:
             seq.prompt_logprobs.extend(prompt_logprobs[row])
-        if written // block_size > seq.num_committed_blocks and seq.finish_reason != "error":
+        failed = seq.finish_reason == "error" or seq.starts_over
+        if written // block_size > seq.num_committed_blocks and not failed:
             manager.commit(seq, written)
     _count(batch, output)
     return output
+
+
+def _may_be_anothers(seq: Sequence) -> bool:
+    """True if no token came of the first step that needs all the KV that ``seq`` found, or may have.
+
+    What is masked still counts as 0 * NaN: a NaN of one token reaches the KV of those before it that
+    are computed with it, and these may be the beginning of an innocent prompt, too.
+    """
+    found = seq.num_cached_tokens > 0 or seq.num_preemptions > 0
+    return seq.shares_prefix and found and len(seq.token_ids) == seq.num_prefill_tokens
+
+
+def start_over(seq: Sequence, scheduler: SchedulerLike, manager: BlockManagerLike) -> None:
+    """Queue ``seq`` anew, to compute all of its own, as soon as none of its steps is in flight.
+
+    Until then it is in no queue. If NaN comes again, they are its own, and it ends with an error.
+    """
+    if seq in scheduler.running:
+        scheduler.running.remove(seq)
+    if not seq.num_in_flight:
+        manager.free(seq)
+        seq.restart()
+        scheduler.add(seq)
 
 
 def _ends(seq: Sequence, token: int) -> bool:
@@ -136,6 +178,10 @@ def _fail(seq: Sequence, code: int, manager: BlockManagerLike) -> None:
     counts = f"{len(seq.token_ids)} tokens, {seq.num_prompt_tokens} of them the prompt's"
     seq.error = f"{ROW_ERRORS[code]}; it had {counts}"
     end(seq, "error")
+    _uncache(seq, manager)
+
+
+def _uncache(seq: Sequence, manager: BlockManagerLike) -> None:
     if hasattr(manager, "uncache"):  # one of your own without a prefix cache need not have it
         manager.uncache(seq)
 

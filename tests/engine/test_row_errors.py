@@ -226,3 +226,92 @@ def test_what_a_mate_commits_later_on_an_uncached_prefix_is_not_found_and_pushes
     m.commit(mate, 9)
     assert m.lookup(sequence(A + B + C + D + [9])) == good.block_table[:4]
     m.check_invariants([bad, mate, good])
+
+
+class Spreading(SlotRunner):
+    """As attention does: BAD spoils the KV of all tokens computed with it in its row, also before it."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.spoilt = [False] * (self.num_blocks * self.block_size)
+
+    def _run(self, batch):
+        results, starts = super()._run(batch), batch.query_starts.tolist()
+        rows = range(len(batch.seqs))
+        for row in sorted(rows, key=lambda row: batch.context_lens[row] - batch.query_lens[row]):
+            ids = batch.input_ids[starts[row] : starts[row + 1]].tolist()
+            before = int(batch.context_lens[row]) - len(ids)
+            bad = BAD in ids or any(self._of(batch, row, before))
+            for slot in batch.slot_mapping[starts[row] : starts[row + 1]].tolist():
+                self.spoilt[slot] = bad
+        for row in rows:
+            if results[row] and any(self._of(batch, row, int(batch.context_lens[row]))):
+                results[row] = [NON_FINITE]
+        return results
+
+    def _of(self, batch, row, num_tokens):
+        table, size = batch.block_tables[row], self.block_size
+        return [self.spoilt[table[p // size] * size + p % size] for p in range(num_tokens)]
+
+
+def spreading(overlap=0, num_blocks=64, hold_back=False, **settings):
+    runner = Spreading(num_blocks, 4, VOCAB, hold_back=hold_back)
+    return engine(runner=runner, overlap=overlap, eos_token_ids=(BAD,), **settings)
+
+
+@pytest.mark.parametrize("policy", ["token_budget", "prefill_first"])
+@pytest.mark.parametrize("overlap, hold_back", [(0, False), (1, False), (1, True)])
+@pytest.mark.parametrize("budget", [10, 24, 200])
+def test_an_innocent_prompt_that_shares_blocks_with_a_bad_one_is_computed_again(
+    policy, overlap, hold_back, budget
+):
+    eng = spreading(overlap, hold_back=hold_back, policy=policy, max_num_batched_tokens=budget)
+    bad = add(eng, [7] * 8 + [BAD] + [8] * 10)
+    mates = [add(eng, [7] * 8 + [i] * 3) for i in (1, 2)]
+    also_bad, other = add(eng, [7] * 8 + [3, BAD]), add(eng, [9] * 12)
+    finish(eng)
+    assert [seq.finish_reason for seq in (bad, also_bad)] == ["error", "error"]
+    for seq in (*mates, other):
+        assert_right(eng, seq)
+        assert seq.error is None
+    assert_empty(eng)
+    again = add(eng, [7] * 8 + [4])
+    finish(eng)
+    assert_right(eng, again)
+
+
+def test_who_gets_no_token_from_kv_that_only_itself_computed_has_no_second_try():
+    eng = spreading()
+    seq = add(eng, [7] * 8 + [BAD])
+    assert [len(out.restarted) for out in finish(eng)] == [0]
+    good, late = add(eng, [7] * 9), add(eng, [7] * 8 + [BAD])
+    outputs = finish(eng)
+    assert sum(len(out.restarted) for out in outputs) == 1
+    assert [s.finish_reason for s in (seq, good, late)] == ["error", "length", "error"]
+
+
+@pytest.mark.parametrize("hold_back", [False, True])
+def test_one_that_starts_over_may_be_aborted_before_its_step_in_flight_has_landed(hold_back):
+    eng = spreading(1, hold_back=hold_back)
+    bad, mate = add(eng, [7] * 8 + [BAD]), add(eng, [7] * 8 + [1])
+    while not mate.starts_over:
+        eng.step()
+    assert mate.num_in_flight == 1 and mate not in eng.scheduler.running
+    eng.abort(mate)
+    finish(eng)
+    assert (bad.finish_reason, mate.finish_reason) == ("error", "abort")
+    assert_empty(eng)
+
+
+def test_a_step_that_fails_meanwhile_changes_nothing():
+    eng = spreading(1)
+    add(eng, [7] * 8 + [BAD])
+    mate = add(eng, [7] * 8 + [1])
+    while not mate.starts_over:
+        eng.step()
+    eng.in_flight[0].pending.result = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        eng.step()
+    finish(eng)
+    assert_right(eng, mate)
+    assert_empty(eng)

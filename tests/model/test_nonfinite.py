@@ -248,3 +248,18 @@ def test_ids_of_files_beyond_the_vocabulary_cannot_end_a_step():
         LLM("tiny-llama", load_format="dummy", vocab_size=2)
     assert EngineConfig(eos_token_ids=(2, 275), vocab_size=276).eos_token_ids == (2, 275)
     assert EngineConfig(eos_token_ids=np.array([7])).eos_token_ids == (7,)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("budget", [16, 400])
+def test_an_innocent_prompt_with_the_same_beginning_goes_on(overlap, budget):
+    """Masked attention adds 0 * NaN: KV before the bad token is NaN, too, and is shared at once."""
+    same, more = [1, 2, 3, 4, 5, 6, 7, 8], dict(overlap=overlap, max_num_batched_tokens=budget)
+    wrong, good = [*same, BAD] + [3] * 20, same + [9] * 3
+    with LLM("tiny-llama", **TINY, **more) as llm:
+        wanted, = llm.generate([good], params(1, temperature=0), use_tqdm=False)
+        llm.reset_prefix_cache()
+        llm.engine.runner.model.embed_tokens.data[BAD] = NAN
+        bad, out = llm.generate([wrong, good], params(1, temperature=0) * 2, use_tqdm=False)
+        assert bad.finish_reason == "error"
+        assert (out.token_ids, out.error) == (wanted.token_ids, None)
