@@ -66,7 +66,7 @@ class RequestOutput:
     def __post_init__(self) -> None:
         if not self.outputs:
             self.outputs = [CompletionOutput(0, self.text, self.token_ids, self.finish_reason, self.stop_reason,
-                                             self.logprobs)]  # fmt: skip
+                                             self.logprobs, self.error)]  # fmt: skip
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:

@@ -87,9 +87,11 @@ def _letters(data: bytes) -> list[str]:
     return [letters[b] for b in data]
 
 
-def updates(tokenizer, ids, *, stop=(), skip=True, every=1, logprobs=None):
+def updates(tokenizer, ids, *, stop=(), skip=True, every=1, logprobs=None, include=False):
     """What the engine would send: one Update for ``every`` tokens, text held back as the detokenizer does."""
-    detokenizer = IncrementalDetokenizer(tokenizer, stop=stop, skip_special_tokens=skip)
+    detokenizer = IncrementalDetokenizer(
+        tokenizer, stop=stop, skip_special_tokens=skip, include_stop_str_in_output=include
+    )
     found, pending = [], []
     for i, token in enumerate(ids):
         pending.append(token)
@@ -110,7 +112,8 @@ def updates(tokenizer, ids, *, stop=(), skip=True, every=1, logprobs=None):
 
 
 def whole(kind, tokenizer, ids, **options):
-    replies = kind("m", tokenizer, num_top=3, skip_special_tokens=options.get("skip", True))
+    skip, include = options.get("skip", True), options.get("include", False)
+    replies = kind("m", tokenizer, num_top=3, skip_special_tokens=skip, with_end=include)
     for update in updates(tokenizer, ids, **options):
         replies.answers[0].add(update)
     return replies.body()["choices"][0]
@@ -118,7 +121,8 @@ def whole(kind, tokenizer, ids, **options):
 
 def streamed(kind, tokenizer, ids, **options):
     """(text, entries) of all chunks; no entry may come before its text."""
-    replies = kind("m", tokenizer, num_top=3, skip_special_tokens=options.get("skip", True))
+    skip, include = options.get("skip", True), options.get("include", False)
+    replies = kind("m", tokenizer, num_top=3, skip_special_tokens=skip, with_end=include)
     chunks = [replies.chunk(update) for update in updates(tokenizer, ids, **options)]
     return [chunk["choices"][0] for chunk in chunks if chunk is not None]
 
@@ -270,3 +274,42 @@ def test_the_embedded_vocabulary(smollm, text):
     assert [part.start for part in found] == [
         len(data.decode("utf-8", "ignore")) for data in joined
     ]
+
+
+@pytest.mark.parametrize("every", [1, 2, 9])
+@pytest.mark.parametrize(
+    "stop, pieces",
+    [
+        ("lo<s>he", [b"hello", b"<s>", b"he"]),
+        ("<s>he", [b"hello", b"<s>", b"he"]),
+        ("<s>", [b"hello", b"<s>"]),
+        ("o<s>", [b"hello", b"<s>"]),
+        ("hello", [b"hello"]),
+        ("ll", [b"hell"]),
+    ],
+)
+def test_a_stop_string_that_stays_in_the_text_has_its_special_tokens_bytes(stop, pieces, every):
+    tokenizer = VOCABULARIES["no prefix"]
+    hello = tokenizer.backend.token_to_id("hello")
+    options = dict(stop=[stop], include=True, every=every)
+    choice = whole(ChatReplies, tokenizer, [hello, 1, hello], **options)
+    entries = choice["logprobs"]["content"]
+    assert [bytes(entry["bytes"]) for entry in entries] == pieces
+    assert choice["message"]["content"].encode() == b"".join(pieces)
+    chunks = streamed(ChatReplies, tokenizer, [hello, 1, hello], **options)
+    assert [e for c in chunks for e in (c["logprobs"] or {"content": []})["content"]] == entries
+    offsets = whole(CompletionReplies, tokenizer, [hello, 1, hello], **options)["logprobs"]["text_offset"]
+    assert offsets == [sum(map(len, pieces[:i])) for i in range(len(pieces))]
+
+
+def test_a_special_token_before_the_stop_string_has_no_bytes_and_comes_in_order():
+    tokenizer = VOCABULARIES["no prefix"]
+    hello = tokenizer.backend.token_to_id("hello")
+    for kind in (ChatReplies, CompletionReplies):
+        options = dict(stop=["<s>h"], include=True)
+        choice = whole(kind, tokenizer, [1, 1, hello], **options)
+        if kind is ChatReplies:
+            entries = choice["logprobs"]["content"]
+            assert [bytes(e["bytes"]) for e in entries] == [b"", b"<s>", b"h"]
+        else:
+            assert choice["logprobs"]["text_offset"] == [0, 0, 3]
