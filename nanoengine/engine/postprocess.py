@@ -91,7 +91,7 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
             results[row] = tokens = []
         for token in tokens:
             if token < 0:
-                if token == NON_FINITE and _may_be_anothers(seq):
+                if token == NON_FINITE and _may_be_anothers(seq, output.finished):
                     _uncache(seq, manager)
                     seq.shares_prefix, seq.starts_over = False, True
                     output.restarted.append(seq)
@@ -122,14 +122,18 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
     return output
 
 
-def _may_be_anothers(seq: Sequence) -> bool:
+def _may_be_anothers(seq: Sequence, finished: list[Sequence]) -> bool:
     """True if no token came of the first step that needs all the KV that ``seq`` found, or may have.
+
+    But not if the same tokens (another of n samples) have just ended with an error without it.
 
     What is masked still counts as 0 * NaN: a NaN of one token reaches the KV of those before it that
     are computed with it, and these may be the beginning of an innocent prompt, too.
     """
     found = seq.num_cached_tokens > 0 or seq.num_preemptions > 0
-    return seq.shares_prefix and found and len(seq.token_ids) == seq.num_prefill_tokens
+    if not seq.shares_prefix or not found or len(seq.token_ids) != seq.num_prefill_tokens:
+        return False
+    return all(other.error is None or other.token_ids != seq.token_ids for other in finished)
 
 
 def start_over(seq: Sequence, scheduler: SchedulerLike, manager: BlockManagerLike) -> None:

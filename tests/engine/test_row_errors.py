@@ -290,6 +290,14 @@ def test_who_gets_no_token_from_kv_that_only_itself_computed_has_no_second_try()
     assert [s.finish_reason for s in (seq, good, late)] == ["error", "length", "error"]
 
 
+def test_equal_prompts_of_one_step_fail_together_and_are_not_computed_again():
+    eng = spreading()
+    seqs = [add(eng, [7] * 8 + [BAD]) for _ in range(4)]
+    outputs = finish(eng)
+    assert {seq.finish_reason for seq in seqs} == {"error"} and len(outputs) == 1
+    assert_empty(eng)
+
+
 @pytest.mark.parametrize("hold_back", [False, True])
 def test_one_that_starts_over_may_be_aborted_before_its_step_in_flight_has_landed(hold_back):
     eng = spreading(1, hold_back=hold_back)
