@@ -15,7 +15,7 @@ from nanoengine.config import EngineConfig
 from nanoengine.engine.admission import make_sequence
 from nanoengine.engine.batch import build_batch
 from nanoengine.engine.parts import make_parts
-from nanoengine.engine.postprocess import InFlight, StepOutput, end, land, start_over
+from nanoengine.engine.postprocess import InFlight, StepOutput, end, land
 from nanoengine.engine.sequence import Sequence
 
 
@@ -87,8 +87,6 @@ class LLMEngine:
             del self.sequences[seq.seq_id]
         if output.finished:
             self.scheduler.retire(output.finished)
-        for seq in output.restarted:
-            start_over(seq, self.scheduler, self.block_manager)
         if self.observer is not None:
             self.observer.after(self, step, output)
         return output

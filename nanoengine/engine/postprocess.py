@@ -6,15 +6,9 @@ import time
 from dataclasses import dataclass, field
 
 from nanoengine.engine.batch import Batch
-from nanoengine.engine.interfaces import (
-    NON_FINITE,
-    ROW_ERRORS,
-    BlockManagerLike,
-    Pending,
-    SchedulerLike,
-)
+from nanoengine.engine.interfaces import NON_FINITE, ROW_ERRORS, BlockManagerLike, Pending
 from nanoengine.engine.scheduler import Plan
-from nanoengine.engine.sequence import Sequence
+from nanoengine.engine.sequence import Sequence, Status
 
 
 @dataclass(slots=True)
@@ -47,7 +41,6 @@ class StepOutput:
         newest few, where the last step had brought several).
     seqs, new_tokens: the rows, and for each the token ids it got (none for an unfinished chunk).
     finished: sequences that ended in this step.
-    restarted: sequences that compute again what they had found in the prefix cache: see start_over.
     """
 
     num_prefill_tokens: int = 0
@@ -55,7 +48,6 @@ class StepOutput:
     seqs: list[Sequence] = field(default_factory=list)
     new_tokens: list[list[int]] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
-    restarted: list[Sequence] = field(default_factory=list)
 
 
 def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
@@ -65,7 +57,7 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
     end. The last step in flight of such a row gives its blocks back. Nothing, too, where the step
     before has brought a row several tokens, and this one was laid out for one: they are known. A row
     of which no token can be drawn ends with "error" (engine.interfaces.Pending), and the others go on.
-    But where the NaN may be another prompt's, the row starts over first: see start_over.
+    But where the NaN may be another prompt's, the row starts over first: see _may_be_anothers.
     """
     results = list(step.pending.result())
     logprobs = getattr(step.pending, "logprobs", None)
@@ -83,7 +75,7 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
             continue
         if seq.starts_over:
             results[row] = []
-            output.restarted.append(seq)
+            _start_over(seq, manager)
             continue
         known = seq.token_ids
         before = size = len(known)
@@ -92,9 +84,8 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
         for token in tokens:
             if token < 0:
                 if token == NON_FINITE and _may_be_anothers(seq, output.finished):
-                    _uncache(seq, manager)
-                    seq.shares_prefix, seq.starts_over = False, True
-                    output.restarted.append(seq)
+                    _start_over(seq, manager)
+                    written = 0  # nothing to commit
                 else:
                     _fail(seq, token, manager)
                     output.finished.append(seq)
@@ -115,8 +106,7 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
             seq.logprobs.extend(logprobs[row][: len(results[row])])
         if prompt_logprobs is not None and seq.prompt_logprobs is not None:
             seq.prompt_logprobs.extend(prompt_logprobs[row])
-        failed = seq.finish_reason == "error" or seq.starts_over
-        if written // block_size > seq.num_committed_blocks and not failed:
+        if written // block_size > seq.num_committed_blocks and seq.finish_reason != "error":
             manager.commit(seq, written)
     _count(batch, output)
     return output
@@ -136,17 +126,20 @@ def _may_be_anothers(seq: Sequence, finished: list[Sequence]) -> bool:
     return all(other.error is None or other.token_ids != seq.token_ids for other in finished)
 
 
-def start_over(seq: Sequence, scheduler: SchedulerLike, manager: BlockManagerLike) -> None:
-    """Queue ``seq`` anew, to compute all of its own, as soon as none of its steps is in flight.
+def _start_over(seq: Sequence, manager: BlockManagerLike) -> None:
+    """Let ``seq`` compute all of its own, as soon as none of its steps is in flight; it keeps its place.
 
-    Until then it is in no queue. If NaN comes again, they are its own, and it ends with an error.
+    If NaN comes again, they are its own, and it ends with an error.
     """
-    if seq in scheduler.running:
-        scheduler.running.remove(seq)
-    if not seq.num_in_flight:
+    if not seq.starts_over:
+        _uncache(seq, manager)
+        seq.shares_prefix, seq.starts_over, seq.num_cached_tokens = False, True, 0
+    if seq.num_in_flight:
+        seq.num_tokens = seq.max_total_tokens  # nothing to schedule until that has landed
+    else:
         manager.free(seq)
         seq.restart()
-        scheduler.add(seq)
+        seq.status = Status.RUNNING
 
 
 def _ends(seq: Sequence, token: int) -> bool:

@@ -29,7 +29,7 @@ class Sequence:
         num_scheduled_tokens  tokens that the step being built computes
 
     shares_prefix: False for one that has found KV of others and got no token from it: it computes all
-    of its own. starts_over: it will, once its steps in flight have landed (see postprocess.start_over).
+    of its own. starts_over: it will, once its steps in flight have landed (see postprocess).
     max_total_tokens: prompt + output at which it ends with "length". capacity: tokens that the
     block table has room for (len(block_table) * block_size). num_in_flight: launched steps that
     have not landed; blocks are given back only when it is 0.

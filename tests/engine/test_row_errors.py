@@ -280,14 +280,39 @@ def test_an_innocent_prompt_that_shares_blocks_with_a_bad_one_is_computed_again(
     assert_right(eng, again)
 
 
-def test_who_gets_no_token_from_kv_that_only_itself_computed_has_no_second_try():
-    eng = spreading()
-    seq = add(eng, [7] * 8 + [BAD])
-    assert [len(out.restarted) for out in finish(eng)] == [0]
-    good, late = add(eng, [7] * 9), add(eng, [7] * 8 + [BAD])
-    outputs = finish(eng)
-    assert sum(len(out.restarted) for out in outputs) == 1
-    assert [s.finish_reason for s in (seq, good, late)] == ["error", "length", "error"]
+class Counted(Spreading):
+    num_tokens = 0
+
+    def launch(self, batch):
+        self.num_tokens += len(batch.input_ids)
+        return super().launch(batch)
+
+
+def test_a_bad_prompt_is_computed_twice_only_if_it_found_kv_of_others():
+    eng = engine(runner=Counted(64, 4, VOCAB), overlap=0)
+    bad = add(eng, [7] * 8 + [BAD])
+    finish(eng)
+    assert (bad.finish_reason, eng.runner.num_tokens) == ("error", 9)
+    good = add(eng, [7] * 9, max_tokens=1)
+    finish(eng)
+    assert (good.finish_reason, eng.runner.num_tokens) == ("length", 18)
+    late = add(eng, [7] * 8 + [BAD])
+    finish(eng)
+    assert (late.finish_reason, eng.runner.num_tokens) == ("error", 18 + 1 + 9)
+    assert late.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("policy", ["token_budget", "prefill_first"])
+def test_starting_over_in_a_small_pool_preempts_and_ends(overlap, policy):
+    eng = spreading(overlap, num_blocks=9, policy=policy, max_num_batched_tokens=16, watermark=0)
+    bad = [add(eng, [7] * 8 + [BAD, i]) for i in range(2)]
+    seqs = [add(eng, [7] * 8 + [i], max_tokens=20) for i in range(1, 5)]
+    finish(eng)
+    assert {seq.finish_reason for seq in bad} == {"error"}
+    for seq in seqs:
+        assert_right(eng, seq)
+    assert_empty(eng)
 
 
 def test_equal_prompts_of_one_step_fail_together_and_are_not_computed_again():
@@ -304,7 +329,7 @@ def test_one_that_starts_over_may_be_aborted_before_its_step_in_flight_has_lande
     bad, mate = add(eng, [7] * 8 + [BAD]), add(eng, [7] * 8 + [1])
     while not mate.starts_over:
         eng.step()
-    assert mate.num_in_flight == 1 and mate not in eng.scheduler.running
+    assert mate.num_in_flight == 1
     eng.abort(mate)
     finish(eng)
     assert (bad.finish_reason, mate.finish_reason) == ("error", "abort")
