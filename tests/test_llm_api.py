@@ -12,7 +12,6 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.attention.torch_attention import TorchAttention
 from nanoengine.engine.scheduler import TokenBudgetScheduler
 from nanoengine.model.embedded import embedded_model_folder
-from nanoengine.outputs import RequestOutput
 from nanoengine.sim import SlotRunner
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -298,8 +297,3 @@ def test_own_parts():
         assert len(llm.generate("x", GREEDY, use_tqdm=False)[0].token_ids) == 8
     with pytest.raises(TypeError, match="sampler: a runner of your own brings its own parts"):
         tiny(runner=SlotRunner(20, 4, 1024), sampler=sampler)
-
-
-def test_an_output_made_by_hand_has_its_error_in_its_sample_too():
-    out = RequestOutput(0, None, [1], [], finish_reason="error", error="why")
-    assert out.outputs[0].error == "why"
