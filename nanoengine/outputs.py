@@ -35,8 +35,7 @@ class RequestOutput:
     "stop", "length", "abort" or "error"; None while running. stop_reason: the stop string or token
     id that ended it, if one did.
     error: with "error", why: the model's logits were NaN or +inf, or no token was left to draw. What
-    was generated before that is there, and nothing is raised. Other requests are not touched, but
-    for those that share KV blocks with it from the step in which the numbers went wrong.
+    was generated before that is there; other requests are not touched, and nothing is raised.
     logprobs: one dict {token id: natural-log probability} a generated token, or None.
     prompt_logprobs: the same for each prompt token, None for the first; None if nobody asked. While
     the prompt is being computed the list is shorter.
@@ -67,7 +66,7 @@ class RequestOutput:
     def __post_init__(self) -> None:
         if not self.outputs:
             self.outputs = [CompletionOutput(0, self.text, self.token_ids, self.finish_reason, self.stop_reason,
-                                             self.logprobs)]  # fmt: skip
+                                             self.logprobs, self.error)]  # fmt: skip
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:

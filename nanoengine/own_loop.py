@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 from nanoengine.engine.sequence import Sequence
 from nanoengine.interrupt import interruptible
-from nanoengine.prompts import prompt_list
+from nanoengine.prompts import params_list, prompt_list
 
 
 class OwnLoop:
@@ -31,9 +33,10 @@ class OwnLoop:
         count = len(prompt_list(prompt))
         if count != 1:
             raise ValueError(f"add_request takes one prompt, got {count}: call it for each")
-        if getattr(sampling_params, "n", 1) != 1:
-            raise ValueError(f"add_request takes n=1, got n={sampling_params.n}: add each of params.samples()")
-        (seqs,) = self._add_all(prompt, sampling_params, incremental=False)
+        (params,) = params_list(sampling_params, 1, None)
+        if getattr(params, "n", 1) != 1:
+            raise ValueError(f"add_request takes n=1, got n={params.n}: add each of params.samples()")
+        (seqs,) = self._add_all(prompt, params, incremental=False)
         if self._added is None:
             self._added = {}
         self._added.update((seq.seq_id, seq) for seq in seqs)
@@ -46,6 +49,7 @@ class OwnLoop:
         in this step, or, if there were none, minus the number of tokens decoded. In nano-vllm a
         step is one phase; here it may be both (policy="prefill_first" never mixes), and then its
         decodes are not counted. 0 while a result is on its way (overlap=1), or with nothing to do.
+        A request that ended with an error has the tokens before it; Python's warnings say why.
         """
         engine, added, num_tokens = self._engine(), self._added or {}, 0
         if any(seq.finish_reason is None for seq in added.values()):
@@ -55,6 +59,8 @@ class OwnLoop:
         done = [seq for seq in added.values() if seq.finish_reason is not None]
         for seq in done:
             del added[seq.seq_id]
+            if seq.error is not None:
+                warnings.warn(f"request {seq.seq_id} ended with an error: {seq.error}", stacklevel=2)
         self._abort([])  # with nothing left, land the step in flight: it holds blocks
         return [(seq.seq_id, seq.output_ids) for seq in done], num_tokens
 

@@ -87,7 +87,19 @@ def test_what_can_never_be_served_is_refused_and_the_loop_goes_on():
                 llm.add_request(bad, GREEDY)
         with pytest.raises(ValueError, match="n=1, got n=2"):
             llm.add_request([1, 2], SamplingParams(n=2))
+        with pytest.raises(ValueError, match="n=1, got n=2"):
+            llm.add_request([1, 2], [SamplingParams(n=2)])
         assert list(drive(llm)[0]) == [good]
+
+
+def test_a_request_that_ends_with_an_error_says_why():
+    """The loop's tuples have no place for it."""
+    with tiny() as llm:
+        banned = SamplingParams(allowed_token_ids=[97], bad_words=["a"])
+        bad, good = llm.add_request([1, 2], banned), llm.add_request([1, 2], GREEDY)
+        with pytest.warns(UserWarning, match=f"request {bad} ended with an error: no token may be drawn"):
+            outputs, _ = drive(llm)
+        assert outputs[bad] == [] and len(outputs[good]) == 6
 
 
 def test_a_step_that_fails_loses_no_request():

@@ -8,6 +8,7 @@ import pytest
 
 from nanoengine import LLM, CompletionOutput, SamplingParams
 from nanoengine.engine.admission import make_sequence
+from nanoengine.outputs import RequestOutput
 from nanoengine.sampling_params import SEED_LIMIT
 
 WARM = dict(temperature=1.5, max_tokens=9, ignore_eos=True)
@@ -213,3 +214,8 @@ def test_a_salt_is_a_non_empty_string(llm, salt):
         llm.generate([{"prompt": "a"}, {"prompt": "b", "cache_salt": salt}], use_tqdm=False)
     with pytest.raises(ValueError, match="a prompt must be a str or a list"):
         llm.generate({"cache_salt": "a"}, use_tqdm=False)
+
+
+def test_an_output_made_by_hand_has_its_error_in_its_sample_too():
+    out = RequestOutput(0, None, [1], [], finish_reason="error", error="why")
+    assert out.outputs[0].error == "why"

@@ -90,8 +90,10 @@ class BlockManager:
 
         At least one token is left to compute: logits come from computing a token, not from KV.
         For the same reason a sequence that reports prompt_logprobs computes its whole prompt.
+        So does one that has found KV of others and got no token from it.
         """
-        if not self.enable_prefix_caching or seq.params.prompt_logprobs is not None:
+        asks_for_all = seq.params.prompt_logprobs is not None or not seq.shares_prefix
+        if not self.enable_prefix_caching or asks_for_all:
             return []
         found, parent = [], ROOT
         for i in range((len(seq.token_ids) - 1) // self.block_size):

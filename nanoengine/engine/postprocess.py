@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass, field
 
 from nanoengine.engine.batch import Batch
-from nanoengine.engine.protocols import ROW_ERRORS, BlockManagerLike, Pending
+from nanoengine.engine.protocols import NON_FINITE, ROW_ERRORS, BlockManagerLike, Pending
 from nanoengine.engine.scheduler import Plan
-from nanoengine.engine.sequence import Sequence
+from nanoengine.engine.sequence import Sequence, Status
 
 
 @dataclass(slots=True)
@@ -51,6 +51,7 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
     end. The last step in flight of such a row gives its blocks back. Nothing, too, where the step
     before has brought a row several tokens, and this one was laid out for one: they are known. A row
     of which no token can be drawn ends with "error" (engine.protocols.Pending), and the others go on.
+    But where the NaN may be another prompt's, the row starts over first: see _may_be_anothers.
     """
     results = list(step.pending.result())
     logprobs, prompt_logprobs = step.pending.logprobs, step.pending.prompt_logprobs
@@ -65,14 +66,22 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
             if not seq.num_in_flight:
                 manager.free(seq)
             continue
+        if seq.starts_over:
+            results[row] = []
+            _start_over(seq, manager)
+            continue
         known = seq.token_ids
         before = size = len(known)
         if tokens and written != size:  # what follows the first ``written`` tokens is known already
             results[row] = tokens = []
         for token in tokens:
             if token < 0:
-                _fail(seq, token, manager)
-                output.finished.append(seq)
+                if token == NON_FINITE and _may_be_anothers(seq, output.finished):
+                    _start_over(seq, manager)
+                    written = 0  # nothing to commit
+                else:
+                    _fail(seq, token, manager)
+                    output.finished.append(seq)
                 results[row] = tokens[: size - before]
                 break
             known.append(token)
@@ -94,6 +103,36 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
             manager.commit(seq, written)
     _count(batch, output)
     return output
+
+
+def _may_be_anothers(seq: Sequence, finished: list[Sequence]) -> bool:
+    """True if no token came of the first step that needs all the KV that ``seq`` found, or may have.
+
+    But not if the same tokens (another of n samples) have just ended with an error without it.
+
+    What is masked still counts as 0 * NaN: a NaN of one token reaches the KV of those before it that
+    are computed with it, and these may be the beginning of an innocent prompt, too.
+    """
+    found = seq.num_cached_tokens > 0 or seq.num_preemptions > 0
+    if not seq.shares_prefix or not found or len(seq.token_ids) != seq.num_prefill_tokens:
+        return False
+    return all(other.error is None or other.token_ids != seq.token_ids for other in finished)
+
+
+def _start_over(seq: Sequence, manager: BlockManagerLike) -> None:
+    """Let ``seq`` compute all of its own, as soon as none of its steps is in flight; it keeps its place.
+
+    If NaN comes again, they are its own, and it ends with an error.
+    """
+    if not seq.starts_over:
+        _uncache(seq, manager)
+        seq.shares_prefix, seq.starts_over, seq.num_cached_tokens = False, True, 0
+    if seq.num_in_flight:
+        seq.num_tokens = seq.max_total_tokens  # nothing to schedule until that has landed
+    else:
+        manager.free(seq)
+        seq.restart()
+        seq.status = Status.RUNNING
 
 
 def _ends(seq: Sequence, token: int) -> bool:
@@ -129,6 +168,10 @@ def _fail(seq: Sequence, code: int, manager: BlockManagerLike) -> None:
     counts = f"{len(seq.token_ids)} tokens, {seq.num_prompt_tokens} of them the prompt's"
     seq.error = f"{ROW_ERRORS[code]}; it had {counts}"
     end(seq, "error")
+    _uncache(seq, manager)
+
+
+def _uncache(seq: Sequence, manager: BlockManagerLike) -> None:
     if hasattr(manager, "uncache"):  # one of your own without a prefix cache need not have it
         manager.uncache(seq)
 

@@ -63,8 +63,10 @@ class Pending(Protocol):
 
     Where no token can be drawn, NON_FINITE or NO_TOKEN stands in place of the id. The engine ends
     that request alone: finish_reason "error", ``error`` says why (ROW_ERRORS), none of its blocks
-    stays in the prefix cache. The step behind it may be launched already and be fed with this row:
-    the runner then feeds any valid id (what comes of it is thrown away), never the negative one.
+    stays in the prefix cache. A request that had found KV of others first gets a second try without
+    them (NON_FINITE only): the NaN may be another prompt's. The step behind it may be launched
+    already and be fed with this row: the runner then feeds any valid id (what comes of it is thrown
+    away), never the negative one.
     Any other negative id is a mistake of the runner: RuntimeError.
 
     Several ids: the pool then holds the KV of what the batch computed (its input_ids), and of none

@@ -28,6 +28,8 @@ class Sequence:
         num_prefill_tokens    those known when it was last queued: up to there it prefills
         num_scheduled_tokens  tokens that the step being built computes
 
+    shares_prefix: False for one that has found KV of others and got no token from it: it computes all
+    of its own. starts_over: it will, once its steps in flight have landed (see postprocess).
     max_total_tokens: prompt + output at which it ends with "length". capacity: tokens that the
     block table has room for (len(block_table) * block_size). num_in_flight: launched steps that
     have not landed; blocks are given back only when it is 0.
@@ -61,6 +63,8 @@ class Sequence:
     content_id: int = 0
     block_keys: list[tuple[int, bytes]] = field(default_factory=list)
     num_cached_tokens: int = 0
+    shares_prefix: bool = True
+    starts_over: bool = False
 
     finish_reason: str | None = None
     error: str | None = None  # why, where finish_reason is "error"
@@ -100,6 +104,7 @@ class Sequence:
         self.num_computed_tokens = self.num_scheduled_tokens = self.num_in_flight = 0
         self.block_table, self.capacity, self.row = [], 0, -1
         self.num_committed_blocks = self.content_id = 0
+        self.starts_over = False
 
     def __repr__(self) -> str:
         return (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nanoengine.server.output_stream import Update
-from nanoengine.tokenizer.token_parts import TokenPart, make_parts
+from nanoengine.tokenizer.token_parts import TokenPart, make_parts, write_out
 from nanoengine.tokenizer.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0  # the number is OpenAI's
@@ -112,10 +112,17 @@ class Replies:
         answer.unreported += [(answer.parts.push(token_id), entry) for token_id, entry in _shown(source, self.with_end)]
         length, ready = len(answer.text), answer.unreported
         if answer.finish_reason is None:
-            held = next((i for i, (part, _) in enumerate(ready) if not part.lies_in(length)), len(ready))
+            held = next((i for i, (part, _) in enumerate(ready) if not self._has_come(part, length)), len(ready))
             ready = ready[:held]
+        elif self.with_end and isinstance(answer.stop_reason, str):
+            write_out([part for part, _ in ready], answer.stop_reason, length, self.tokenizer)
         answer.unreported = answer.unreported[len(ready) :]
         return self._logprobs(ready, length)
+
+    def _has_come(self, part: TokenPart, length: int) -> bool:
+        """Has all text of the token? A special token may yet turn out to be the stop string's, which is shown."""
+        may_be_shown = self.with_end and not part.chars and part.start >= length
+        return part.lies_in(length) and not may_be_shown
 
     def _prompt_logprobs(self, answer: Answer) -> dict:
         """vLLM's field, for each prompt token {id: {"logprob", "decoded_token"}}; {} if nobody asked."""

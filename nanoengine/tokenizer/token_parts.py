@@ -157,3 +157,34 @@ def _common(one: str, other: str) -> int:
         (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
         min(len(one), len(other)),
     )
+
+
+def write_out(parts: list[TokenPart], stop: str, length: int, tokenizer: NamesTokens) -> None:
+    """Correct the parts of a text of ``length`` characters that ends with the stop string ``stop``.
+
+    Where it holds special tokens that are left out of the text elsewhere, they get the bytes that
+    they have in it, what follows them moves back, and what came after it lies beyond the text.
+    """
+    pieces = [
+        part.data
+        or (tokenizer.token_text(part.token_id).encode() if part.token_id in tokenizer.special_ids else b"")
+        for part in parts
+    ]
+    written, wanted = b"".join(pieces), stop.encode("utf-8", "replace")
+    newest = len(pieces[-1]) if pieces else 0
+    at = written.find(wanted, max(0, len(written) - newest - len(wanted) + 1))
+    if at < 0:  # it was found in the text without the special tokens
+        return
+    places = [length - len(stop) + i for i, c in enumerate(stop) for _ in c.encode("utf-8", "replace")]
+    end = 0
+    for part, piece in zip(parts, pieces, strict=True):
+        begin, end = end, end + len(piece)
+        inside = piece[max(0, at - begin) :]
+        if not inside:
+            continue
+        before = len(part.data) - len(inside) if part.data else 0
+        first = max(0, begin - at)
+        chars = places[first : first + len(inside)]
+        part.data = part.data[:before] + inside
+        part.chars = part.chars[:before] + chars + [length] * (len(inside) - len(chars))
+        part.start = part.chars[0]

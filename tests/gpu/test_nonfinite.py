@@ -198,3 +198,21 @@ def test_nonfinite_cousin_a_sampler_that_leaves_the_vocabulary(token, eager):
             torch.cuda.synchronize()
             out, = generate(llm, [[4, 5]], [0])
             assert out.finish_reason == "length"
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_innocent_prompt_with_the_same_beginning_goes_on(way, overlap):
+    """In a kernel's tile what is masked counts as 0 * NaN: KV before the bad token may be NaN, too."""
+    same = [1 + i % 50 for i in range(40)]
+    prompts, numbers = [[*same, BAD, *[3] * 20], same + [9] * 3, same + [8] * 3], [0, 1, 2]
+    settings = dict(dtype="float32", block_size=16, overlap=overlap)
+    with LLM("tiny-llama", **TINY | WAYS[way] | settings) as llm:
+        weights = llm.engine.runner.model
+        sound = generate(llm, prompts[1:], numbers[1:], temperature=0)
+        assert llm.reset_prefix_cache()
+        weights.embed_tokens.weight.data[BAD] = NAN
+        bad, *mates = generate(llm, prompts, numbers, temperature=0)
+        assert bad.finish_reason == "error"
+        for out, want in zip(mates, sound, strict=True):
+            assert (out.token_ids, out.error) == (want.token_ids, None)

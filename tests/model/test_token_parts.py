@@ -87,9 +87,11 @@ def _letters(data: bytes) -> list[str]:
     return [letters[b] for b in data]
 
 
-def updates(tokenizer, ids, *, stop=(), skip=True, every=1, logprobs=None):
+def updates(tokenizer, ids, *, stop=(), skip=True, every=1, logprobs=None, include=False):
     """What the engine would send: one Update for ``every`` tokens, text held back as the detokenizer does."""
-    detokenizer = IncrementalDetokenizer(tokenizer, stop=stop, skip_special_tokens=skip)
+    detokenizer = IncrementalDetokenizer(
+        tokenizer, stop=stop, skip_special_tokens=skip, include_stop_str_in_output=include
+    )
     found, pending = [], []
     for i, token in enumerate(ids):
         pending.append(token)
@@ -110,7 +112,8 @@ def updates(tokenizer, ids, *, stop=(), skip=True, every=1, logprobs=None):
 
 
 def whole(kind, tokenizer, ids, **options):
-    replies = kind("m", tokenizer, num_top=3, skip_special_tokens=options.get("skip", True))
+    skip, include = options.get("skip", True), options.get("include", False)
+    replies = kind("m", tokenizer, num_top=3, skip_special_tokens=skip, with_end=include)
     for update in updates(tokenizer, ids, **options):
         replies.answers[0].add(update)
     return replies.body()["choices"][0]
@@ -118,7 +121,8 @@ def whole(kind, tokenizer, ids, **options):
 
 def streamed(kind, tokenizer, ids, **options):
     """(text, entries) of all chunks; no entry may come before its text."""
-    replies = kind("m", tokenizer, num_top=3, skip_special_tokens=options.get("skip", True))
+    skip, include = options.get("skip", True), options.get("include", False)
+    replies = kind("m", tokenizer, num_top=3, skip_special_tokens=skip, with_end=include)
     chunks = [replies.chunk(update) for update in updates(tokenizer, ids, **options)]
     return [chunk["choices"][0] for chunk in chunks if chunk is not None]
 
