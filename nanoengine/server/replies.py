@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nanoengine.engine.generation import Update
-from nanoengine.model.token_parts import TokenPart, make_parts
+from nanoengine.model.token_parts import TokenPart, make_parts, write_out
 from nanoengine.model.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0  # the number is OpenAI's
@@ -112,10 +112,18 @@ class Replies:
         answer.unreported += [(answer.parts.push(token_id), entry) for token_id, entry in _shown(source, self.with_end)]
         length, ready = len(answer.text), answer.unreported
         if answer.finish_reason is None:
-            held = next((i for i, (part, _) in enumerate(ready) if not part.lies_in(length)), len(ready))
+            held = next((i for i, (part, _) in enumerate(ready) if not self._has_come(part, length)), len(ready))
             ready = ready[:held]
+        elif self.with_end and isinstance(answer.stop_reason, str):
+            write_out([part for part, _ in ready], answer.stop_reason, length, self.tokenizer)
         answer.unreported = answer.unreported[len(ready) :]
         return self._logprobs(ready, length)
+
+    def _has_come(self, part: TokenPart, length: int) -> bool:
+        """True if the first ``length`` characters are all that the text will have of this token."""
+        if self.with_end and self.skip_special_tokens and part.token_id in self.tokenizer.special_ids:
+            return part.known and part.start < length  # until then it may be in a stop string, which is shown
+        return part.lies_in(length)
 
     def _prompt_logprobs(self, answer: Answer) -> dict:
         """vLLM's field, for each prompt token {id: {"logprob", "decoded_token"}}; {} if nobody asked."""
