@@ -8,9 +8,7 @@ several tokens, and in a SentencePiece vocabulary what a token adds depends on i
 from __future__ import annotations
 
 import codecs
-from bisect import bisect_right
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Protocol
 
 from nanoengine.model.detokenizer import DecodesTokens, _OffsetDecoder
@@ -58,44 +56,6 @@ def bytes_or_text(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def write_out(parts: list[TokenPart], stop: str, length: int, tokenizer: NamesTokens) -> None:
-    """Give the special tokens inside ``stop`` their text: it is part of a text that ends with stop.
-
-    A text with include_stop_str_in_output ends with all of a stop string, also with a special token
-    in it that is left out elsewhere. parts: of the last tokens, at least those of the stop string.
-    length: of the text, in characters.
-    """
-    special = tokenizer.special_ids
-    texts = [
-        tokenizer.decode([part.token_id], skip_special_tokens=False).encode()
-        if part.token_id in special and not part.data
-        else part.data
-        for part in parts
-    ]
-    ends = list(accumulate(map(len, texts), initial=0))
-    found, data = b"".join(texts), stop.encode()
-    begin = found.find(data, max(0, ends[-2] - len(data) + 1)) if texts else -1
-    if begin < 0:
-        return
-    first = bisect_right(ends, begin) - 1
-    while not texts[first]:
-        first += 1
-    chars = parts[first].chars
-    shown_before = chars[begin - ends[first]] if chars else parts[first].start
-    if shown_before != length - len(stop):  # it was found in what is shown
-        return
-    shift = 0
-    for part, text, end in zip(parts[first:], texts[first:], ends[first + 1 :], strict=True):
-        part.start += shift
-        if text and not part.data and end <= begin + len(data):
-            part.data = text
-            for i, character in enumerate(text.decode()):
-                part.chars += [part.start + i] * len(character.encode())
-            shift += len(text.decode())
-        else:
-            part.chars = [char + shift for char in part.chars]
 
 
 def make_parts(
@@ -197,3 +157,34 @@ def _common(one: str, other: str) -> int:
         (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
         min(len(one), len(other)),
     )
+
+
+def write_out(parts: list[TokenPart], stop: str, length: int, tokenizer: NamesTokens) -> None:
+    """Correct the parts of a text of ``length`` characters that ends with the stop string ``stop``.
+
+    Where it holds special tokens that are left out of the text elsewhere, they get the bytes that
+    they have in it, what follows them moves back, and what came after it lies beyond the text.
+    """
+    pieces = [
+        part.data
+        or (tokenizer.token_text(part.token_id).encode() if part.token_id in tokenizer.special_ids else b"")
+        for part in parts
+    ]
+    written, wanted = b"".join(pieces), stop.encode("utf-8", "replace")
+    newest = len(pieces[-1]) if pieces else 0
+    at = written.find(wanted, max(0, len(written) - newest - len(wanted) + 1))
+    if at < 0:  # it was found in the text without the special tokens
+        return
+    places = [length - len(stop) + i for i, c in enumerate(stop) for _ in c.encode("utf-8", "replace")]
+    end = 0
+    for part, piece in zip(parts, pieces, strict=True):
+        begin, end = end, end + len(piece)
+        inside = piece[max(0, at - begin) :]
+        if not inside:
+            continue
+        before = len(part.data) - len(inside) if part.data else 0
+        first = max(0, begin - at)
+        chars = places[first : first + len(inside)]
+        part.data = part.data[:before] + inside
+        part.chars = part.chars[:before] + chars + [length] * (len(inside) - len(chars))
+        part.start = part.chars[0]

@@ -120,10 +120,9 @@ class Replies:
         return self._logprobs(ready, length)
 
     def _has_come(self, part: TokenPart, length: int) -> bool:
-        """True if the first ``length`` characters are all that the text will have of this token."""
-        if self.with_end and self.skip_special_tokens and part.token_id in self.tokenizer.special_ids:
-            return part.known and part.start < length  # until then it may be in a stop string, which is shown
-        return part.lies_in(length)
+        """Has all text of the token? A special token may yet turn out to be the stop string's, which is shown."""
+        may_be_shown = self.with_end and not part.chars and part.start >= length
+        return part.lies_in(length) and not may_be_shown
 
     def _prompt_logprobs(self, answer: Answer) -> dict:
         """vLLM's field, for each prompt token {id: {"logprob", "decoded_token"}}; {} if nobody asked."""

@@ -97,6 +97,12 @@ def weight_shapes(model: ModelConfig) -> Iterator[tuple[int, ...]]:
         yield from [(model.intermediate_size, h), (model.intermediate_size, h), (h, model.intermediate_size)]
         if model.qk_norm:
             yield from [(d,), (d,)]
+        if model.attention_bias or model.qkv_bias:
+            yield from [(q,), (kv,), (kv,)]
+        if model.attention_bias:
+            yield (h,)
+        if model.mlp_bias:
+            yield from [(model.intermediate_size,), (model.intermediate_size,), (h,)]
 
 
 def _likely(model: ModelConfig, case: LedgerCase, got: dict, want: dict) -> Text:
