@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -217,21 +216,6 @@ def test_a_damaged_file_is_set_aside_and_named(path, text, capsys):
         assert aside.read_text(encoding="utf-8") == text
         assert progress.state(progress.load(path), "ex01b") == "passed"
         path.write_text(text, encoding="utf-8")
-
-
-def test_a_home_of_nobody_stops_no_check(monkeypatch):
-    monkeypatch.setenv("NANOENGINE_PROGRESS", "~no-such-user/progress.json")
-    assert progress.find() == Path("~no-such-user/progress.json")
-
-
-@pytest.mark.parametrize("text", ['{"schema": 99}', "{", "[]", '{"schema": 1, "cards": []}'])
-def test_in_chinese_why_it_is_not_kept_is_chinese(path, text, monkeypatch):
-    path.write_text(text, encoding="utf-8")
-    monkeypatch.setattr(progress.os, "rename", lambda *_: (_ for _ in ()).throw(OSError(13, "Permission denied")))
-    said = progress.note("quiz", "01", {}, path=path).said("zh")
-    assert str(path) in said and "进度没有保存" in said
-    for english in ("damaged", "written by", "restore", "delete", "renamed", "no progress", "cannot"):
-        assert english not in said.replace(str(path), "")
 
 
 def test_a_file_of_a_newer_version_and_one_named_by_mistake_stay_where_they_are(path, tmp_path, capsys, monkeypatch):
