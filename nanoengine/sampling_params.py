@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
+from copy import copy
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
@@ -128,7 +129,14 @@ class SamplingParams:
         """What each of the n samples asks: the same with n=1, and a seed of its own if there is one."""
         if self.n == 1:
             return [self]
-        return [replace(self, n=1, seed=self._seed_of(i)) for i in range(self.n)]
+        return [self._sample(i) for i in range(self.n)]
+
+    def _sample(self, index: int) -> SamplingParams:
+        """A copy that shares all values: they are checked, and lists may hold a million ids."""
+        sample = copy(self)
+        object.__setattr__(sample, "n", 1)
+        object.__setattr__(sample, "seed", self._seed_of(index))
+        return sample
 
     def _seed_of(self, sample: int) -> int | None:
         if self.seed is None or sample == 0:
@@ -149,7 +157,8 @@ class SamplingParams:
                 checked[token] = number(f"logit_bias[{token}]", bias, -100.0, 100.0)
             put("logit_bias", checked or None)
         if self.allowed_token_ids is not None:
-            put("allowed_token_ids", integers("allowed_token_ids", self.allowed_token_ids, 0, BIG))
+            ids = integers("allowed_token_ids", self.allowed_token_ids, 0, BIG)
+            put("allowed_token_ids", tuple(dict.fromkeys(ids)))
             if not self.allowed_token_ids:
                 raise ValueError(
                     "allowed_token_ids must hold at least one token id, got []; None allows all"
@@ -179,7 +188,7 @@ class SamplingParams:
 
     def _stop_ids(self) -> tuple[int, ...]:
         ids = self.stop_token_ids if self.stop_token_ids is not None else ()
-        return integers("stop_token_ids", ids, 0, BIG)
+        return tuple(dict.fromkeys(integers("stop_token_ids", ids, 0, BIG)))
 
 
 def with_bad_words_ids(params: SamplingParams, encode: Callable[..., list[int]]) -> SamplingParams:

@@ -14,10 +14,10 @@ PACKAGE = Path(nanoengine.__file__).parent
 
 # From the ground up. A folder, or a file at the top, may import what stands on lower floors.
 FLOORS = [
-    {"checks", "language"},
+    {"checks", "language", "shown"},
     {"config", "sampling_params"},
     {"engine"},
-    {"packing", "jsonl", "markup", "shown", "interrupt"},
+    {"packing", "jsonl", "markup", "interrupt"},
     {"kernels"},
     {"attention"},
     {"model"},

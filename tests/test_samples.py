@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 
@@ -63,6 +64,23 @@ def test_sample_0_is_what_n_1_gives_and_each_sample_has_a_seed_of_its_own(llm, s
     assert [params.n for params in four.samples()] == [1] * 4
     for sample, params in zip(together.outputs, four.samples(), strict=True):
         assert llm.generate("hello", params, use_tqdm=False)[0].token_ids == sample.token_ids
+
+
+def test_samples_share_their_values_and_are_not_checked_again():
+    ids = range(20_000)
+    params = SamplingParams(n=128, seed=1, allowed_token_ids=ids, stop_token_ids=ids,
+                            bad_words_ids=[[i, i + 1] for i in ids], temperature=0.5)  # fmt: skip
+    begun = time.perf_counter()
+    samples = params.samples()
+    assert time.perf_counter() - begun < 0.5, "the work of one sample, not of 128"
+    assert all(each.allowed_token_ids is params.allowed_token_ids for each in samples)
+    last = samples[-1]
+    assert last == dataclasses.replace(params, n=1, seed=last.seed) and last.needs_history
+
+
+def test_an_id_that_is_given_twice_counts_once():
+    params = SamplingParams(allowed_token_ids=[7, 5, 7], stop_token_ids=[3, 3, 1])
+    assert (params.allowed_token_ids, params.stop_token_ids) == ((7, 5), (3, 1))
 
 
 def test_seeds_of_samples_are_not_those_of_neighbours_or_of_requests_without_a_seed(llm):

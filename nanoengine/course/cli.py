@@ -54,7 +54,9 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_lang(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--lang", "-L", choices=("en", "zh"), default=os.environ.get("L", "en"), help="default: en")
+    wanted = os.environ.get("L", "en")  # as `make` has it; any other L is no language
+    default = wanted if wanted in ("en", "zh") else "en"
+    parser.add_argument("--lang", "-L", choices=("en", "zh"), default=default, help="default: en")
 
 
 def _add_grade(commands) -> None:
@@ -99,10 +101,14 @@ def _recovered(path: Path) -> dict:
     """The progress in ``path``; a damaged file is set aside, and named."""
     from nanoengine.course import progress
 
-    data, aside = progress.recover(path)
-    if aside is not None:
-        print(progress.Kept(False, path=path, aside=aside).said("en"))
-    return data
+    try:
+        return progress.load(path)
+    except progress.Damaged:
+        kept = progress.change(path, lambda data: data)
+        if not kept.saved:
+            raise progress.ProgressError(path, kept.failure) from None
+        print(kept.said("en"))
+        return kept.value
 
 
 def run_next(args) -> int:

@@ -52,7 +52,8 @@ class Row:
 def find_submissions(paths: Iterable[Path]) -> list[Path]:
     """Files as they are given, and of each folder all notebooks below it, in order.
 
-    What an archive or an editor leaves beside a notebook is none: ``__MACOSX``, ``._name.ipynb``, checkpoints.
+    What an archive or an editor leaves beside a notebook is none: ``__MACOSX``, ``._name.ipynb``, checkpoints. A folder
+    that cannot be read is a submission that cannot be: it gets its row. Links to folders are not followed.
 
     Raises:
         FileNotFoundError: a path does not exist, or no notebook was found at all.
@@ -73,8 +74,10 @@ _LEFTOVERS = {".ipynb_checkpoints", "__MACOSX"}
 
 
 def _inside(folder: Path) -> Iterator[Path]:
-    for place, _, names in os.walk(folder):
+    locked: list[Path] = []
+    for place, _, names in os.walk(folder, onerror=lambda error: locked.append(Path(error.filename))):
         yield from (Path(place, name) for name in names if name.lower().endswith(".ipynb"))
+    yield from locked
 
 
 def grade(

@@ -21,6 +21,7 @@ from nanoengine.course.checks import all_exercises, exercises_of
 from nanoengine.course.handed_in import read_notebook
 from nanoengine.course.integrity import Snapshot
 from nanoengine.course.sandbox import Limits, confine, more_memory
+from nanoengine.shown import reason
 
 _CALL = re.compile(r"\bcheck\(\s*[\"'](ex\d\d[a-z])[\"']")
 WALL_FACTOR = 3  # wall time of a cell over its processor time
@@ -181,8 +182,11 @@ def main() -> None:
     grader = Grader(job, int(sys.argv[1]))
     try:
         notebook = read_notebook(os.fsdecode(bytes.fromhex(job["path"])))
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         grader.tell(unreadable=str(error))
+        return
+    except OSError as error:
+        grader.tell(unreadable=f"cannot be read: {reason(error)}")
         return
     progress.find = lambda start=None: None  # a check cell that runs as it stands records nothing
     confine(grader.limits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import stat
 from typing import Any
 
 MAX_NOTEBOOK = 50 << 20  # bytes
@@ -20,7 +21,13 @@ def read_notebook(path: str) -> dict[str, Any]:
     Raises:
         ValueError: it is none; the message says what the file is. OSError: it cannot be opened.
     """
-    if os.path.getsize(path) > MAX_NOTEBOOK:
+    found = os.stat(path)
+    if stat.S_ISDIR(found.st_mode):
+        os.listdir(path)
+        raise ValueError("a folder, no notebook")
+    if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for
+        raise ValueError("no notebook: it is no regular file")
+    if found.st_size > MAX_NOTEBOOK:
         raise ValueError(f"larger than {MAX_NOTEBOOK >> 20} MiB")
     with open(path, "rb") as file:
         data = file.read()

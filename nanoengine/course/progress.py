@@ -20,6 +20,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,32 +28,23 @@ from typing import Any
 
 from nanoengine.course.files import locked, remove_unfinished, write_whole
 from nanoengine.course.merge import SCHEMA, count, merge
+from nanoengine.course.progress_text import TEXT, Both, said, system_said
 from nanoengine.shown import reason, visible
 
 __all__ = ["SCHEMA", "Kept", "ProgressError", "change", "find", "load", "merge", "note", "note_attempt", "save"]
 NAME = "progress.json"
 SECTIONS = ("exercises", "quiz", "cards")
 _HEADER = re.compile(r'^# %% .*?\bid="([a-z0-9-]+)"', re.MULTILINE)
-# Not typeset by ``typography.printed``: a path stands in them.
-_TEXT = {
-    "en": {
-        "not_kept": "Progress is not kept. It would be in {path} ({why}).",
-        "elsewhere": "NANOENGINE_PROGRESS=FILE keeps it in another file.",
-        "aside": "{path} was damaged: it is now {aside}, and a new one was begun.",
-    },
-    "zh": {
-        "not_kept": "进度没有保存。本应写入 {path}（{why}）。",
-        "elsewhere": "设置 NANOENGINE_PROGRESS=文件 可以换个地方保存。",
-        "aside": "{path} 已损坏：原文件改名为 {aside}，另起了一份新的。",
-    },
-}
 
 
 class ProgressError(ValueError):
-    """The file cannot be read; the message names it and says what to do. why: the same without the file."""
+    """The file cannot be read; the message names it and says what to do.
 
-    def __init__(self, path: Path, why: str):
-        super().__init__(f"{visible(path)} {why}")
+    why: the same without the file, by language.
+    """
+
+    def __init__(self, path: Path, why: Both):
+        super().__init__(f"{visible(path)} {why['en']}")
         self.why = why
 
 
@@ -64,13 +56,13 @@ class Damaged(ProgressError):
 class Kept:
     """What became of a change. saved: it is in the file. value: what the change returned.
 
-    failure: why it is not saved. aside: (the file, where its damaged form is now), if it was damaged.
+    failure: why it is not saved, by language. aside: (the file, where its damaged form is now), if it was damaged.
     """
 
     saved: bool
     value: Any = None
     path: Path | None = None
-    failure: str = ""
+    failure: Both | None = None
     aside: Path | None = None
 
     def __bool__(self) -> bool:
@@ -78,11 +70,11 @@ class Kept:
 
     def said(self, lang: str) -> str:
         """What a reader must know, on one line; empty if all is well, or if there is no file to keep it in."""
-        text, parts = _TEXT[lang], []
+        text, parts = TEXT[lang], []
         if self.aside is not None:
             parts.append(text["aside"].format(path=visible(self.path), aside=visible(self.aside.name)))
         if self.failure:
-            parts += [text["not_kept"].format(path=visible(self.path), why=self.failure), text["elsewhere"]]
+            parts += [text["not_kept"].format(path=visible(self.path), why=self.failure[lang]), text["elsewhere"]]
         return ("" if lang == "zh" else " ").join(parts)
 
 
@@ -95,7 +87,10 @@ def find(start: Path | None = None) -> Path | None:
     folder or above it; None if there is none."""
     named = os.environ.get("NANOENGINE_PROGRESS")
     if named:
-        return Path(named).expanduser()
+        try:
+            return Path(named).expanduser()
+        except RuntimeError:  # ~ of somebody unknown: as a shell has it, a name like any other
+            return Path(named)
     try:
         start = (start or Path.cwd()).resolve()
     except (OSError, RuntimeError):  # the folder was deleted, or a link leads in a circle
@@ -130,22 +125,22 @@ def load(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return empty()
     except OSError as error:
-        raise ProgressError(path, f"cannot be read ({reason(error)})") from None
+        raise ProgressError(path, said("unreadable", why=reason(error))) from None
     except (ValueError, RecursionError) as error:
-        raise Damaged(path, f"is damaged ({error}): restore it, or delete it to start over") from None
+        raise Damaged(path, said("damaged", why=error)) from None
     if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
-        raise Damaged(path, "is no progress file of this course")
+        raise Damaged(path, said("foreign"))
     if data["schema"] > SCHEMA:
-        raise ProgressError(path, f"was written by a newer nanoengine (schema {data['schema']}): update this one")
+        raise ProgressError(path, said("newer", schema=data["schema"]))
     for section in SECTIONS:
         entries = data.setdefault(section, {})
         if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
-            raise Damaged(path, f"is damaged ({section} is not a table of entries): restore it, or delete it")
+            raise Damaged(path, said("damaged", why=f"{section} is not a table of entries"))
     return data
 
 
 def recover(path: Path) -> tuple[dict[str, Any], Path | None]:
-    """``load``; but a damaged file is renamed, and an empty record takes its place.
+    """``load``; but a damaged file is renamed, and an empty record takes its place. Only under the lock.
 
     Returns:
         (the record, the damaged file's new place or None)
@@ -164,7 +159,9 @@ def recover(path: Path) -> tuple[dict[str, Any], Path | None]:
         try:
             os.rename(path, aside)
         except OSError as refused:
-            raise ProgressError(path, f"{error.why}; it could not be renamed ({reason(refused)})") from None
+            raise ProgressError(path, said("stuck", why=error.why, refused=reason(refused))) from None
+        with suppress(OSError):  # ``find`` looks for a file: without one, nothing more would be recorded
+            save(path, empty())
         return empty(), aside
 
 
@@ -191,7 +188,7 @@ def change(path: Path | None, make: Callable[[dict[str, Any]], Any]) -> Kept:
     except ProgressError as error:
         return Kept(False, _alone(path, make), path, error.why, aside)
     except OSError as error:
-        return Kept(False, _alone(path, make), path, reason(error), aside)
+        return Kept(False, _alone(path, make), path, system_said(error), aside)
     return Kept(True, value, path, aside=aside)
 
 

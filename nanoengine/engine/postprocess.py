@@ -9,6 +9,7 @@ from nanoengine.engine.batch import Batch
 from nanoengine.engine.protocols import NON_FINITE, ROW_ERRORS, BlockManagerLike, Pending
 from nanoengine.engine.scheduler import Plan
 from nanoengine.engine.sequence import Sequence, Status
+from nanoengine.shown import counted
 
 
 @dataclass(slots=True)
@@ -165,7 +166,7 @@ def _fail(seq: Sequence, code: int, manager: BlockManagerLike) -> None:
             f"the runner returned token id {code} for request {seq.seq_id}: an id is at least 0; "
             f"{', '.join(map(str, ROW_ERRORS))} say why none could be drawn (engine.protocols)"
         )
-    counts = f"{len(seq.token_ids)} tokens, {seq.num_prompt_tokens} of them the prompt's"
+    counts = f"{counted(len(seq.token_ids), 'token')}, {seq.num_prompt_tokens} of them the prompt's"
     seq.error = f"{ROW_ERRORS[code]}; it had {counts}"
     end(seq, "error")
     _uncache(seq, manager)

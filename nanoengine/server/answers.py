@@ -35,7 +35,8 @@ async def whole(receive, generation: Generation, replies: Replies, timeout_s: fl
     finally:
         watcher.cancel()
         generation.abort()
-    return JSONResponse(replies.body())
+    # logprobs can make an answer of many megabytes: other requests go on meanwhile
+    return await asyncio.to_thread(lambda: JSONResponse(replies.body()))
 
 
 class EventStream(Response):

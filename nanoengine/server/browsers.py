@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -31,13 +32,24 @@ def check_origin(text: str) -> str:
         or found.query
         or found.fragment
         or "@" in text
+        or not (host := _sent(host))
     ):
         raise ValueError(
-            f"--cors-origin must be *, null, or scheme://host[:port] without a path, got {text!r:.200}"
+            "--cors-origin must be *, null, or scheme://host[:port] without a path and without * "
+            f"in the host, got {text!r:.200}"
         )
     host = f"[{host}]" if ":" in host else host
     scheme = found.scheme.lower()
     return f"{scheme}://{host}" + ("" if port in (None, DEFAULT_PORTS.get(scheme)) else f":{port}")
+
+
+def _sent(host: str) -> str:
+    """The host as browsers write it (other letters than ASCII's in Punycode); "" if it cannot be one."""
+    try:
+        host = host if host.isascii() else host.encode("idna").decode("ascii")
+    except UnicodeError:
+        return ""
+    return host if re.fullmatch(r"[a-z0-9._:%-]+", host) else ""
 
 
 class App(FastAPI):

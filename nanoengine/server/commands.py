@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+from nanoengine.shown import visible
+
 KEY_VARIABLE = "NANOENGINE_API_KEY"
 
 
@@ -51,7 +53,8 @@ def run_serve(args, load) -> int:
     sock = listen(args.host, args.port)  # before the model: a port that is taken shall not cost its loading
     with sock, load(args) as llm:
         settings = Settings(
-            model_name=args.served_model_name or model_name(getattr(args, "model", None)),
+            # bytes of a file name that are no text would be no JSON
+            model_name=visible(args.served_model_name or model_name(getattr(args, "model", None))),
             api_key=key, max_waiting=args.max_waiting, max_body_bytes=args.max_body_bytes,
             request_timeout_s=args.request_timeout, trace_steps=args.trace_steps, grace_s=args.grace,
             cors_origins=origins, keep_alive_s=args.keep_alive,

@@ -1,5 +1,7 @@
 """Every check: red on its stub, green on right answers of several shapes, red on plausible wrong ones, saying why."""
 
+import dataclasses
+import math
 import random
 import re
 
@@ -8,11 +10,13 @@ import pytest
 from nanoengine.course import check as check_module
 from nanoengine.course.check import CheckFailed, NotWritten, check, examine
 from nanoengine.course.checks import all_exercises, find_exercise
+from nanoengine.course.checks.lesson_01_ledger import weight_shapes
 from nanoengine.course.exercises import variant
 from nanoengine.course.rules import MAX_HAN, MAX_WORDS, words
 from nanoengine.course.source import LANGS, find_sources, read_source
 from nanoengine.course.typography import said
 from nanoengine.course.wrap import columns, wrap
+from nanoengine.model.config import NAMED_CONFIGS
 from tests.course_exercises import answers_01, answers_02, answers_03, answers_04, answers_05, answers_06
 from tests.course_exercises.conftest import ROOT
 
@@ -173,3 +177,10 @@ def test_lines_break_between_words_and_between_chinese_characters():
     assert wrap("一二三 abc。四", 6) == ["一二三", "abc。", "四"]
     assert wrap("", 5) == [""]
     assert max(map(columns, wrap("块表 " * 40, 20))) <= 20
+
+
+@pytest.mark.parametrize("biased", [{}, {"attention_bias": True}, {"qkv_bias": True}, {"mlp_bias": True}])
+@pytest.mark.parametrize("name", sorted(NAMED_CONFIGS))
+def test_the_ledger_counts_every_weight_of_every_model(name, biased):
+    model = dataclasses.replace(NAMED_CONFIGS[name], **biased)
+    assert sum(map(math.prod, weight_shapes(model))) == model.num_parameters()

@@ -17,6 +17,7 @@ from nanoengine.course import grade_child, sandbox
 from nanoengine.course.exercises import make_exercise
 from nanoengine.course.grade import Mark, Row, grade
 from nanoengine.course.grade_report import to_csv, to_html, write_reports
+from nanoengine.course.handed_in import read_notebook
 from nanoengine.course.sandbox import Limits
 from nanoengine.course.source import find_sources, read_source
 from tests.course_exercises.conftest import ROOT
@@ -133,3 +134,29 @@ def test_no_message_makes_a_row_or_a_formula(tmp_path, odd):
         assert len(cells) == 6 and not any(cell.strip().startswith(tuple("=+-@＝")) for cell in cells)
     page = to_html([row]).encode()
     ElementTree.fromstring(re.search(rb"<body>.*</body>", page, re.DOTALL)[0].replace(b"<br>", b"<br/>"))
+
+
+def test_a_folder_that_cannot_be_read_has_its_row(tmp_path, monkeypatch):
+    for name in ("a", "locked"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.ipynb").write_text("{}", encoding="utf-8")
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert grade_module.find_submissions([tmp_path]) == [tmp_path / "a" / "x.ipynb", tmp_path / "locked"]
+    assert grade_module.find_submissions([tmp_path / "locked"]) == [tmp_path / "locked"]
+
+
+def test_what_is_no_file_is_said_at_once(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match="a folder, no notebook"):
+        read_notebook(str(tmp_path / "folder"))
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.ipynb")
+        with pytest.raises(ValueError, match="no regular file"):
+            read_notebook(str(tmp_path / "pipe.ipynb"))

@@ -7,6 +7,7 @@ import nbformat
 import pytest
 
 from nanoengine import cli
+from nanoengine.cli import make_parser
 from nanoengine.course import progress
 from nanoengine.course.start import StartError, beside, content, notebook_of, reset, start
 from tests.course_exercises.conftest import ROOT
@@ -196,3 +197,11 @@ def test_the_work_folder_is_found_from_below_it(course, work, monkeypatch, capsy
         (work / progress.NAME).write_text("{", encoding="utf-8")
         assert f"{work / progress.NAME} was damaged: it is now progress.damaged-1.json" in run("status")
         assert "was damaged" not in run("status")
+        assert progress.find(work) == work / progress.NAME, "the next pass is recorded"
+        run("hint", "ex01a")
+        assert progress.load(work / progress.NAME)["exercises"]["ex01a"]["hints"] == 1
+
+    @pytest.mark.parametrize(("said", "lang"), [("zh", "zh"), ("de", "en"), ("", "en")])
+    def test_a_variable_l_that_is_no_language_is_none(self, said, lang, monkeypatch):
+        monkeypatch.setenv("L", said)
+        assert make_parser().parse_args(["course", "hint", "ex01a"]).lang == lang

@@ -226,3 +226,11 @@ def test_what_a_mate_commits_later_on_an_uncached_prefix_is_not_found_and_pushes
     m.commit(mate, 9)
     assert m.lookup(sequence(A + B + C + D + [9])) == good.block_table[:4]
     m.check_invariants([bad, mate, good])
+
+
+def test_the_error_counts_one_token_as_one():
+    eng = poisoned()
+    one, two = add(eng, [BAD]), add(eng, [3, BAD])
+    finish(eng)
+    assert one.error.endswith("; it had 1 token, 1 of them the prompt's")
+    assert two.error.endswith("; it had 2 tokens, 2 of them the prompt's")

@@ -133,7 +133,7 @@ def test_nonfinite_by_overflow_of_float16(overlap, eager):
         bad, *mates = generate(llm, [WRONG, *MATES], [7, *range(4)], temperature=0)
         assert bad.finish_reason == "error"
         assert [out.finish_reason for out in mates] == ["length"] * 4 == [out.finish_reason for out in wanted]
-        weights.lm_head.weight.data.mul_(5e5)  # finite, and logits of 100,000 in the middle: +inf for some token of each row
+        weights.lm_head.weight.data.mul_(5e5)  # finite, but logits of 100,000: +inf in each row
         outputs = generate(llm, MATES, range(4), temperature=0.7)
         assert {(out.finish_reason, len(out.token_ids)) for out in outputs} == {("error", 0)}
 

@@ -132,6 +132,7 @@ def test_with_a_star_every_page_may_read_but_not_with_credentials():
         ("https://a.org:443", "https://a.org"),
         ("http://[::1]:80", "http://[::1]"),
         ("chrome-extension://abc", "chrome-extension://abc"),
+        ("https://Bücher.example:8443", "https://xn--bcher-kva.example:8443"),
     ],
 )
 def test_an_origin_is_written_as_browsers_send_it(given, origin):

@@ -26,13 +26,21 @@ def never_served(monkeypatch):
      (["--api-key", "k\n"], "--api-key"), (["--served-model-name", " "], "--served-model-name"),
      (["--keep-alive", "0"], "--keep-alive"), (["--cors-origin", "example.org"], "--cors-origin"),
      (["--cors-origin", "https://a.org/page"], "--cors-origin"), (["--cors-origin", ""], "--cors-origin"),
-     (["--cors-origin", "https://a.org:x"], "--cors-origin"), (["--cors-origin", "*.a.org"], "--cors-origin")],
+     (["--cors-origin", "https://a.org:x"], "--cors-origin"), (["--cors-origin", "*.a.org"], "--cors-origin"),
+     (["--cors-origin", "https://*.a.org"], "--cors-origin"), (["--cors-origin", "https://a b"], "--cors-origin")],
 )  # fmt: skip
 def test_what_cannot_be_served_is_one_line(options, said, capsys):
     assert main([*TINY, *options]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_a_name_with_bytes_that_are_no_text_is_one_that_json_can_hold(monkeypatch):
+    found = []
+    monkeypatch.setattr("nanoengine.server.run.serve", lambda app, *_, **__: found.append(app.state.service))
+    assert main([*TINY, "--port", "0", "--served-model-name", "caf\udce9\n"]) == 0
+    assert found[0].model_card()["id"] == r"caf\xe9\n"
 
 
 @pytest.mark.parametrize("key", ["", " ", "a\tb", "k "])

@@ -2,6 +2,8 @@
 
 import functools
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -90,3 +92,23 @@ def test_of_several_prompts_in_one_call_one_ends_it_for_all():
     with running(make_engine(runner=Poisoned())) as server, server.client() as client:
         assert_error(ask(client, prompt=["ab", "!b", "cd"], max_tokens=50), 500)
         until(lambda: server.is_idle)
+
+
+def test_others_are_answered_while_a_large_answer_is_made(slots, monkeypatch):
+    making, go_on = threading.Event(), threading.Event()
+
+    def slow(self):
+        making.set()
+        assert go_on.wait(20)
+        return body(self)
+
+    body = CompletionReplies.body
+    monkeypatch.setattr(CompletionReplies, "body", slow)
+    with slots.client() as client, ThreadPoolExecutor() as pool:
+        large = pool.submit(ask, client, max_tokens=2)
+        try:
+            assert making.wait(20)
+            assert client.get("/health", timeout=5).is_success
+        finally:
+            go_on.set()
+        assert large.result().is_success

@@ -101,6 +101,8 @@ def weight_shapes(model: ModelConfig) -> Iterator[tuple[int, ...]]:
             yield from [(q,), (kv,), (kv,)]
         if model.attention_bias:
             yield (h,)
+        if model.mlp_bias:
+            yield from [(model.intermediate_size,), (model.intermediate_size,), (h,)]
 
 
 def _likely(model: ModelConfig, case: LedgerCase, got: dict, want: dict) -> Text:

@@ -55,6 +55,7 @@ class Spy(Runner):
         self.launches: list[tuple[int, int]] = []
         self.landed: list[int] = []
         self.alone: list[int] = []  # launches whose result was asked for with nothing launched behind them
+        self.scheduled_early = False  # schedule() was called where must_land_first() wanted the landing before
 
     def launch(self, batch):
         lens, samples = batch.query_lens.tolist(), set(batch.sample_rows.tolist())
@@ -80,7 +81,7 @@ def run_step(answer, case: StepCase) -> Failure | None:
     engine, spy = _engine(case)
     seqs = [engine.add_request(list(prompt), SamplingParams(max_tokens=new)) for prompt, new in case.requests]
     plans: list = []
-    _watch_schedule(engine, plans)
+    _watch_schedule(engine, spy, plans)
     limit = 20 + 10 * sum(len(prompt) + new for prompt, new in case.requests)
     for number in range(1, limit + 1):
         if not engine.has_unfinished():
@@ -101,10 +102,12 @@ def _engine(case: StepCase) -> tuple[LLMEngine, Spy]:
     return LLMEngine(config, runner=spy), spy
 
 
-def _watch_schedule(engine: LLMEngine, plans: list) -> None:
+def _watch_schedule(engine: LLMEngine, spy: Spy, plans: list) -> None:
     schedule = engine.scheduler.schedule
 
     def watched():
+        # the scheduler saves itself with an empty plan, but the rule of the loop is broken all the same
+        spy.scheduled_early |= bool(spy.in_flight) and engine.scheduler.must_land_first()
         plans.append(schedule())
         return plans[-1]
 
@@ -118,6 +121,9 @@ def _one_call(answer, engine: LLMEngine, spy: Spy, plans: list, number: int) -> 
     plans.clear()
     report = call(answer, engine)
     where = f"call {number} of step()"
+    if spy.scheduled_early:
+        return Failure("must_land_first() is True: the launch in flight lands before schedule()",
+                       f"{where} called schedule() with a launch in flight", MUST_LAND)  # fmt: skip
     if len(spy.alone) > alone and not must_land and not (plans and not plans[-1].seqs):
         return Failure("the next batch is launched before the result of this one is asked for",
                        f"{where} waited for launch {spy.alone[-1] + 1} with nothing launched behind it",
