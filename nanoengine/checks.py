@@ -1,4 +1,4 @@
-"""Checks of values that users give: one message shape, name, limit and value. Needs no torch."""
+"""Checks of values that users give: one message shape, name, limit and value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps of the engine, not in the middle of one. Needs no torch."""
+"""Ctrl-C between two steps of the engine, not in the middle of one."""
 
 from __future__ import annotations
 

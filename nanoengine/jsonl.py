@@ -1,4 +1,4 @@
-"""JSON that stays on one line, whoever splits it. Needs no torch."""
+"""JSON that stays on one line, whoever splits it."""
 
 from __future__ import annotations
 

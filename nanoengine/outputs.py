@@ -1,4 +1,4 @@
-"""What the engine gives back. Needs no torch."""
+"""What the engine gives back."""
 
 from __future__ import annotations
 

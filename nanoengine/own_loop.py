@@ -1,4 +1,4 @@
-"""The loop in your own hands, with nano-vllm's names and shapes. Needs no torch."""
+"""The loop in your own hands, with nano-vllm's names and shapes."""
 
 from __future__ import annotations
 

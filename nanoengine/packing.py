@@ -10,7 +10,11 @@ import numpy as np
 import torch
 
 Record = TypeVar("Record")
-_DTYPES = {"l": torch.int64, "q": torch.int64, "d": torch.float64}  # each element is a word of 8 bytes
+_DTYPES = {
+    "l": torch.int64,
+    "q": torch.int64,
+    "d": torch.float64,
+}  # each element is a word of 8 bytes
 
 
 def padded(array: np.ndarray, size: int, fill: int) -> np.ndarray:
@@ -44,7 +48,11 @@ def upload(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]
 def on_device(values, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A list of numbers as a tensor on ``device``; the host does not wait for a GPU, as torch.tensor(device=) does."""
     host = torch.tensor(values, dtype=dtype)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+    return (
+        host.pin_memory().to(device, non_blocking=True)
+        if device.type == "cuda"
+        else host.to(device)
+    )
 
 
 def _packed(arrays: list[np.ndarray], device: torch.device) -> torch.Tensor:

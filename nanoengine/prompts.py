@@ -1,4 +1,4 @@
-"""What a user may give as prompts and messages, brought to one shape. Needs no torch."""
+"""What a user may give as prompts and messages, brought to one shape."""
 
 from __future__ import annotations
 

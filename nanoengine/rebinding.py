@@ -2,7 +2,6 @@
 
 Python makes the new object first and lets go of the old one after. On a GPU the old engine still
 holds nearly all memory at that moment, so the same cell would work once and fail ever after.
-Needs no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a request asks of the sampler and of the stop rules. Needs no torch."""
+"""What a request asks of the sampler and of the stop rules."""
 
 from __future__ import annotations
 

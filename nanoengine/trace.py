@@ -1,4 +1,4 @@
-"""What happened in each step, as plain data: the one source of player, plots and exports. Needs no torch.
+"""What happened in each step, as plain data: the one source of player, plots and exports.
 
     with record(llm) as trace:
         llm.generate(...)

@@ -111,7 +111,9 @@ def test_an_arrow_up_and_a_circle_are_found():
         "engine/batch.py": "def f():\n    from nanoengine.worker.inputs import StepInputs\n",
         "worker/inputs.py": "from nanoengine.engine.batch import Batch\n",
     }
-    assert upward(planted) == ["engine/batch.py:2 (engine) imports nanoengine.worker.inputs (worker)"]
+    assert upward(planted) == [
+        "engine/batch.py:2 (engine) imports nanoengine.worker.inputs (worker)"
+    ]
     assert circles(planted) == ["engine <-> worker"]
 
 

@@ -48,14 +48,21 @@ class PagedMetadata:
 
 def common_metadata(batch: Batch, bucket: Bucket | None = None) -> dict[str, np.ndarray]:
     """The arrays of any PagedMetadata, by name."""
-    slots, rows, queries, seq_lens = batch.slot_mapping, batch.rows, batch.query_lens, batch.context_lens
+    slots, rows, queries, seq_lens = (
+        batch.slot_mapping,
+        batch.rows,
+        batch.query_lens,
+        batch.context_lens,
+    )
     if bucket is not None:
         slots = padded(slots, bucket.tokens, -1)
         rows, seq_lens = padded(rows, bucket.rows, 0), padded(seq_lens, bucket.rows, 0)
         queries = padded(queries, bucket.rows, 1 if bucket.is_decode else 0)
     starts = np.zeros(len(queries) + 1, np.int64)
     np.cumsum(queries, out=starts[1:])
-    return dict(slot_mapping=slots, rows=rows, query_start_loc=starts, query_lens=queries, seq_lens=seq_lens)
+    return dict(
+        slot_mapping=slots, rows=rows, query_start_loc=starts, query_lens=queries, seq_lens=seq_lens
+    )
 
 
 class PagedBackend:
@@ -74,9 +81,16 @@ class PagedBackend:
         """Metadata on the host, padded to ``bucket``."""
         raise NotImplementedError
 
-    def ready(self, metadata: PagedMetadata, block_tables, max_query_len: int, max_seq_len: int) -> PagedMetadata:
+    def ready(
+        self, metadata: PagedMetadata, block_tables, max_query_len: int, max_seq_len: int
+    ) -> PagedMetadata:
         """``metadata`` on the device, with what it needs beside the arrays."""
-        return replace(metadata, block_tables=block_tables, max_query_len=max_query_len, max_seq_len=max_seq_len)
+        return replace(
+            metadata,
+            block_tables=block_tables,
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
+        )
 
     def prepare(self, batch: Batch, block_size: int, device: torch.device) -> PagedMetadata:
         """Metadata of one batch that owns its block tables: all of them are sent."""

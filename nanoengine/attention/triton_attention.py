@@ -1,4 +1,4 @@
-"""Paged attention by our own kernels: head_dim and KV heads of any size, any block size.
+"""Paged attention by our own kernels: head_dim and KV heads of any size, block sizes from 16 on.
 
 Rows with one new token go to the decode kernel, all others to the prefill kernel; a mixed batch uses both.
 """
@@ -28,13 +28,13 @@ class TritonMetadata(PagedMetadata):
     query_tiles: Any
 
 
-def spare_pieces(rows: int, kv_heads: int) -> int:
-    """Pieces beyond one a row of a decode step: few rows are cut until they fill the GPU; of many, only those that
-    are far longer than the others.
+def extra_kv_splits(rows: int, kv_heads: int) -> int:
+    """KV splits beyond one per row of a decode step: few rows are cut until they fill the GPU; of many, only
+    those that are far longer than the others.
 
     Fitted to what was fastest on an H200 with 8 KV heads, 1 to 256 rows and contexts of 100 to 4000 tokens
-    (bench/results/h200_pieces.json, of one row h200_decode_kernel.json). It holds some 1188 programs (a piece and a KV
-    head each) at once: the long pieces fill it once, with room for the short ones.
+    (bench/results/h200_pieces.json, of one row h200_decode_kernel.json). It holds some 1188 programs (a split and a
+    KV head each) at once: the long splits fill it once, with room for the short ones.
     """
     programs = rows * kv_heads
     return max(256, min(31 * programs, 1088, 3 * (3392 - programs) // 7)) // kv_heads
@@ -57,9 +57,9 @@ class TritonAttention(PagedBackend):
         if bucket is not None:
             rows = bucket.rows
             tiles = 0 if bucket.is_decode else most_tiles(bucket.tokens, bucket.rows, per_tile)
-        spare = spare_pieces(rows, self.kv_heads) if rows else 0  # prompts alone need no launch of the decode kernel
+        extra = extra_kv_splits(rows, self.kv_heads) if rows else 0  # prompts alone need no launch of the decode kernel
         size = None if bucket is None else rows
-        kv_splits, split_rows = plan_kv_splits(batch.context_lens[decode], decode, spare, size)
+        kv_splits, split_rows = plan_kv_splits(batch.context_lens[decode], decode, extra, size)
         return TritonMetadata(
             **common_metadata(batch, bucket),
             kv_splits=kv_splits,

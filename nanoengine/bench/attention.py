@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from triton.testing import do_bench_cudagraph
 
-from nanoengine.attention.triton_attention import spare_pieces
+from nanoengine.attention.triton_attention import extra_kv_splits
 from nanoengine.bench.gpu import machine, nano_vllm_workload, tell
 from nanoengine.bench.roofline import find_card
 from nanoengine.kernels.kv_splits import plan_kv_splits
@@ -98,7 +98,7 @@ def measure(model: str = "qwen3-0.6b", tunings: list[Tuning] = (), extra_splits:
 def layer_figures(scene: Scene, config, caches: torch.Tensor, tuning: Tuning, extra: int | None) -> dict:
     """us: a layer, the median; tb_s: terabytes a second of keys and values."""
     kv_heads, rows, device = config.num_key_value_heads, len(scene.contexts), caches.device
-    extra = spare_pieces(rows, kv_heads) if extra is None else extra
+    extra = extra_kv_splits(rows, kv_heads) if extra is None else extra
     plan = plan_kv_splits(scene.contexts, np.arange(rows), extra, tile=tuning.tile)
     kv_splits, combined, tables = (torch.from_numpy(x).to(device) for x in (*plan, scene.tables))
     q = torch.randn(rows, config.num_attention_heads, config.head_dim, device=device).to(caches.dtype)

@@ -1,4 +1,4 @@
-"""When requests are sent, and how long they are. Needs no torch."""
+"""When requests are sent, and how long they are."""
 
 from __future__ import annotations
 

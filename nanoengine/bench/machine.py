@@ -1,4 +1,4 @@
-"""What a measurement was made on. Needs no torch."""
+"""What a measurement was made on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers' generate on our engine's workload, in the same process and run. Needs torch and transformers."""
+"""transformers' generate on our engine's workload, in the same process and run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no engine can beat: bytes over bandwidth, operations over the matrix rate. Needs no torch."""
+"""What no engine can beat: bytes over bandwidth, operations over the matrix rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load on an OpenAI-compatible server, ours or another, and what its users would feel. Needs no torch.
+"""Load on an OpenAI-compatible server, ours or another, and what its users would feel.
 
     open loop     requests come when they come (Poisson, or the times of a trace), however the server does
     closed loop   so many users; each sends the next request when its last one has ended

@@ -1,4 +1,4 @@
-"""Medians and percentiles of a few numbers. Needs no torch."""
+"""Medians and percentiles of a few numbers."""
 
 from __future__ import annotations
 

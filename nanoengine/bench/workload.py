@@ -1,4 +1,4 @@
-"""What is asked of an engine in a benchmark: prompts and how many tokens each gets. Needs no torch."""
+"""What is asked of an engine in a benchmark: prompts and how many tokens each gets."""
 
 from __future__ import annotations
 

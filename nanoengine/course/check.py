@@ -2,7 +2,6 @@
 
 A check calls the answer on cases picked by hand, then on random ones made from a seed. The first failure is shrunk and
 shown with what was expected, what came, and the section to re-read. ``hint("ex01a")`` gives one hint after another.
-Needs no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``nanoengine course start``, ``status``, ``next``, ``check``, ``grade`` and the like. Needs no torch.
+"""``nanoengine course start``, ``status``, ``next``, ``check``, ``grade`` and the like.
 
 Imports nothing heavy by itself, so that the command line stays quick.
 """

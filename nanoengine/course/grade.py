@@ -1,4 +1,4 @@
-"""Grades one notebook or a folder of a class: ``nanoengine course grade PATH…``. Needs no torch.
+"""Grades one notebook or a folder of a class: ``nanoengine course grade PATH…``.
 
 Each submission runs in a process of its own (see ``sandbox``), from top to bottom, with the course's checks in place of
 those in the file. What is not shown to be right counts as wrong, and every file gets its row.

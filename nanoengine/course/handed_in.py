@@ -1,4 +1,4 @@
-"""Reads a notebook that somebody handed in, and says of a file that is none what it is instead. Needs no torch."""
+"""Reads a notebook that somebody handed in, and says of a file that is none what it is instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two progress files become one, and how the times in them are read. Needs no torch."""
+"""Two progress files become one, and how the times in them are read."""
 
 from __future__ import annotations
 

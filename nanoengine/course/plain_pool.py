@@ -1,4 +1,4 @@
-"""A block manager without a prefix cache, short enough to read in a lesson. Needs no torch.
+"""A block manager without a prefix cache, short enough to read in a lesson.
 
 What lesson 05 builds: block tables, reference counts, a free list. Lesson 06 puts a cache on top of it.
 """

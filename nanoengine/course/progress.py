@@ -1,4 +1,4 @@
-"""What a learner has done, in one portable file: ``work/progress.json``. Needs no torch.
+"""What a learner has done, in one portable file: ``work/progress.json``.
 
     {"schema": 1,
      "exercises": {"ex01a": {"at": time, "passed_at": time or null, "source": hash of the exercise when passed,

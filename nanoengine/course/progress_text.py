@@ -1,4 +1,4 @@
-"""What is said of the progress file, in both languages. Needs no torch.
+"""What is said of the progress file, in both languages.
 
 Not typeset by ``typography.printed``: a path stands in the texts.
 """

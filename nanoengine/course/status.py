@@ -1,4 +1,4 @@
-"""What is passed and what comes next, from the progress file. Needs no torch."""
+"""What is passed and what comes next, from the progress file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The request contract: what can never be served is refused here, before it is queued. Needs no torch."""
+"""The request contract: what can never be served is refused here, before it is queued."""
 
 from __future__ import annotations
 

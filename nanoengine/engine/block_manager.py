@@ -1,4 +1,4 @@
-"""Who owns which KV block: block tables, reference counts, and the prefix cache. Needs no torch.
+"""Who owns which KV block: block tables, reference counts, and the prefix cache.
 
     a block is   in use        ref_count > 0, not in the free list
                  cached, free  ref_count = 0, in the free list, still holds a known content

@@ -16,7 +16,7 @@ from nanoengine.engine.admission import make_sequence
 from nanoengine.engine.batch import Batch, build_batch
 from nanoengine.engine.parts import choose_parts
 from nanoengine.engine.postprocess import InFlight, StepOutput, end, land
-from nanoengine.engine.rows import RowTable
+from nanoengine.engine.rows import RowTable, num_request_rows
 from nanoengine.engine.scheduler import Plan
 from nanoengine.engine.sequence import Sequence
 
@@ -31,7 +31,7 @@ class LLMEngine:
         self.in_flight: list[InFlight] = []
         self._ids = itertools.count()
         self.overlap = runner.overlap if config.overlap is None else config.overlap
-        self.rows = RowTable(2 * config.max_num_seqs)
+        self.rows = RowTable(num_request_rows(config.max_num_seqs))
 
     def add_request(self, prompt_token_ids, params=None, **more) -> Sequence:
         """Queue one request. ValueError if it can never be served; the engine goes on.

@@ -27,7 +27,10 @@ def choose_parts(config: EngineConfig, runner, block_manager=None, scheduler=Non
         )
     elif isinstance(block_manager, type):
         block_manager = block_manager(runner.num_blocks, runner.block_size)
-    if block_manager.block_size != runner.block_size or block_manager.num_blocks > runner.num_blocks:
+    if (
+        block_manager.block_size != runner.block_size
+        or block_manager.num_blocks > runner.num_blocks
+    ):
         raise ValueError(
             f"block_manager has {block_manager.num_blocks} blocks of {block_manager.block_size} tokens, "
             f"the runner's KV pool {runner.num_blocks} of {runner.block_size}: make it from the runner's sizes"
@@ -40,5 +43,7 @@ def choose_parts(config: EngineConfig, runner, block_manager=None, scheduler=Non
             config = replace(config, max_mixed_prefill_tokens=liked)
         scheduler = scheduler(config, block_manager)
     if scheduler.block_manager is not block_manager:
-        raise ValueError("the scheduler uses another block_manager than the engine: pass the same one to both")
+        raise ValueError(
+            "the scheduler uses another block_manager than the engine: pass the same one to both"
+        )
     return block_manager, scheduler

@@ -1,4 +1,4 @@
-"""Which tokens of a batch must bring logprobs of the prompt. Needs no torch."""
+"""Which tokens of a batch must bring logprobs of the prompt."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from weakref import ref
 
 import numpy as np
 
@@ -11,16 +12,25 @@ from nanoengine.engine.batch import Batch
 from nanoengine.engine.sequence import Sequence, Status
 
 
+def num_request_rows(max_num_seqs: int) -> int:
+    """All that run, and all that ended in the one step that may be in flight."""
+    return 2 * max_num_seqs
+
+
 class RowTable:
     """Gives each scheduled sequence a row number in [0, num_rows) and keeps it until it may be used again.
 
-    A row is held from admission to the last landed step of its sequence: while the sequence runs,
+    A row is held from the first scheduled step of a sequence to its last landed one: while it runs,
     and, once it has ended or was aborted, while a launched step that reads the row has not landed.
-    So a row in a launched step never changes hands. A preempted or restarted sequence has lost its
-    KV with its row (``Sequence.restart``), which needs every one of its steps landed before.
+    So a row in a launched step never changes hands.
 
-    num_rows: 2 * max_num_seqs are enough with one step in flight: all that run, and all that
-    ended in the step in flight.
+    One device that runs its launches in order would not need that: what is written for the next
+    owner comes after the last read. But a runner may upload beside its steps, ranks run apart from
+    each other, and a result is read by row after the next launch: the rule holds for all of them,
+    and a test can see it broken.
+
+    A preempted or restarted sequence has given its row up (``Sequence.restart``, which needs all of
+    its steps landed, or dropped by ``reset``).
     """
 
     def __init__(self, num_rows: int):
@@ -28,9 +38,8 @@ class RowTable:
         self.reset()
 
     def reset(self) -> None:
-        """Every row is free. Only after a failed step: the device still runs what was launched in
-        order, so whatever is launched from now on comes after it."""
-        self._owner: list[Sequence | None] = [None] * self.num_rows
+        """Every row is free. After a failed step only: nobody waits for what is still in flight."""
+        self._owner: list[ref[Sequence] | None] = [None] * self.num_rows
         self._free = list(range(self.num_rows - 1, -1, -1))
 
     def assign(self, seqs: Iterable[Sequence]) -> list[bool]:
@@ -45,13 +54,16 @@ class RowTable:
                 if not self._free:
                     self._reclaim()
                 seq.row = self._free.pop()
-                self._owner[seq.row] = seq
+                self._owner[seq.row] = ref(
+                    seq
+                )  # an ended sequence may go: a row keeps nobody alive
             new.append(is_new)
         return new
 
     def held_by(self, row: int) -> Sequence | None:
         """The sequence that holds ``row``, None if nobody does."""
-        seq = self._owner[row]
+        owner = self._owner[row]
+        seq = owner() if owner is not None else None
         return seq if seq is not None and _holds(seq, row) else None
 
     def _reclaim(self) -> None:
@@ -91,8 +103,8 @@ class SentBlocks:
     def updates(self, batch: Batch, written_by_step: np.ndarray | None = None) -> list[TableUpdate]:
         """What has to be sent for ``batch``, which then counts as sent.
 
-        written_by_step: int64 [B], the entry of each row's table that the step itself writes (a
-        decode step's slot names the block of the new token); if it is the newest, it is not sent.
+        written_by_step: int64 [B], the column of each row's table that the step itself writes (a
+        decode step's slot names the block of the new token); not sent if it is the table's last.
         """
         if len(batch.rows) and (missing := int(batch.rows.max()) + 1 - len(self._sent)) > 0:
             self._sent = np.concatenate((self._sent, np.zeros(missing, np.int64)))

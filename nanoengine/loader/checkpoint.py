@@ -1,4 +1,4 @@
-"""What a folder of safetensors files holds, read from the headers alone. Needs no torch.
+"""What a folder of safetensors files holds, read from the headers alone.
 
 A safetensors file is: 8 bytes, the header's length n (little endian); n bytes of JSON, from tensor
 name to dtype, shape and data_offsets; then the data, whose first byte is offset 0.

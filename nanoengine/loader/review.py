@@ -1,5 +1,5 @@
 """What a model folder leaves open, decided by one rule each and told in a warning that names the
-file. Needs no torch.
+file.
 
 * Weights: the index counts, then ``model.safetensors``, then all ``*.safetensors``. Any other
   ``*.safetensors`` file (a stale one, an adapter) and any tensor that the index looks for elsewhere

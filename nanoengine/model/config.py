@@ -1,4 +1,4 @@
-"""The shape of a decoder, read from a Hugging Face config.json. Needs no torch."""
+"""The shape of a decoder, read from a Hugging Face config.json."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The fields of a file that came with a model, each read with its type and its range checked. Needs
-no torch.
+"""The fields of a file that came with a model, each read with its type and its range checked.
 
 Whoever reads a field of a config.json, a generation_config.json or a GGUF file's metadata reads it
 here, so that every refusal names the file, the field, its value and what it must be.

@@ -47,5 +47,7 @@ class StepReceiver:
             self._tables.setdefault(update.row, [])[update.start :] = update.blocks
         rows = message.batch.rows.tolist()
         return dataclasses.replace(
-            message.batch, seqs=list(range(len(rows))), block_tables=[self._tables[row] for row in rows]
+            message.batch,
+            seqs=list(range(len(rows))),
+            block_tables=[self._tables[row] for row in rows],
         )

@@ -1,4 +1,4 @@
-"""Many tasks, one engine: the engine's loop in a thread of its own. Needs no torch.
+"""Many tasks, one engine: the engine's loop in a thread of its own.
 
     tasks on the event loop   --add, abort-->   inbox   -->   loop thread: apply, step, look what is new
     Generation.__anext__      <--Updates, one wake-up a step--   call_soon_threadsafe

@@ -1,4 +1,4 @@
-"""What tasks and the engine's thread hand to each other: a Request there, Updates back. Needs no torch."""
+"""What tasks and the engine's thread hand to each other: a Request there, Updates back."""
 
 from __future__ import annotations
 

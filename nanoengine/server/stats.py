@@ -1,4 +1,4 @@
-"""How an engine stands, as plain numbers that any thread may read. Needs no torch."""
+"""How an engine stands, as plain numbers that any thread may read."""
 
 from __future__ import annotations
 

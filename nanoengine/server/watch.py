@@ -1,4 +1,4 @@
-"""``nanoengine trace watch URL``: the engine player, fed from a running server. Needs no torch.
+"""``nanoengine trace watch URL``: the engine player, fed from a running server.
 
     server's /trace  --polled-->  Watched (here, in a thread)  --/state, /frame-->  a page on 127.0.0.1
 

@@ -1,4 +1,4 @@
-"""The shapes of one forward pass, drawn from tensors that were really there. Needs no torch."""
+"""The shapes of one forward pass, drawn from tensors that were really there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a trace to what a picture of one step needs. Pure functions of the records; needs no torch.
+"""From a trace to what a picture of one step needs. Pure functions of the records.
 
 ``History`` reads a trace once; ``History.at(i)`` is the state in which step i runs (after scheduling, before its
 tokens are known), ``History.before(i)`` the state that the scheduler saw, for "who runs next?".

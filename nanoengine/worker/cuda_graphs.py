@@ -108,7 +108,7 @@ class Graphs:
 
     def _inputs_of(self, bucket: Bucket, batch: Batch, sampling: SamplingArrays) -> StepInputs:
         attention = self._runner.attention.build(batch, bucket)
-        return StepInputs.of(batch, sampling, attention, bucket, nobodys_row=self._runner.nobodys_row)
+        return StepInputs.of(batch, sampling, attention, bucket, padding_row=self._runner.padding_row)
 
     def _forward(self, bucket: Bucket) -> torch.Tensor:
         """Hidden states of the rows that sample; what a graph of this kind records before logits and sampling."""
@@ -122,7 +122,7 @@ class Graphs:
         logits = self._runner.model.compute_logits(hidden, self._logits[: len(hidden)])
         if len(logits):
             gumbel_sample(logits, inputs.temperatures, inputs.seeds, inputs.sample_positions, self._tokens,
-                          self._runner.last_tokens, inputs.sample_rows)  # fmt: skip
+                          self._runner.last_tokens, inputs.sample_request_rows)  # fmt: skip
 
     def _padding(self, bucket: Bucket) -> StepInputs:
         """The inputs of a step of padded rows only: it reads and writes nothing."""
@@ -178,12 +178,12 @@ class DecodeGraphs(Graphs):
 
         runner, inputs = self._runner, self._inputs[bucket]
         built, tables, embed = inputs.attention, runner.tables.tensor, runner.model.embed_tokens
-        rows = decode_inputs(inputs.input_ids, inputs.token_rows, runner.shared_last_tokens(), inputs.positions,
-                             built.slot_mapping, built.rows, tables, embed.weight, runner.block_size,
-                             embed.first_token)  # fmt: skip
+        embedded = decode_inputs(inputs.input_ids, inputs.token_rows, runner.broadcast_last_tokens(), inputs.positions,
+                                 built.slot_mapping, built.rows, tables, embed.weight, runner.block_size,
+                                 embed.first_token)  # fmt: skip
         # after decode_inputs has written the newest blocks: a backend may copy tables here
         metadata = runner.attention.ready(built, tables, 1, self._max_model_len)
-        hidden = embed.all_reduce(rows)
+        hidden = embed.all_reduce(embedded)
         return runner.model.layers_forward(hidden, inputs.positions, runner.attention, runner.layer_caches, metadata)
 
 
@@ -202,6 +202,6 @@ class MixedGraphs(Graphs):
         runner, inputs = self._runner, self._inputs[bucket]
         longest = max(2, bucket.tokens)  # of one token would mean a decode step
         metadata = runner.attention.ready(inputs.attention, runner.tables.tensor, longest, self._max_model_len)
-        ids = runner.known_ids(inputs)
+        ids = runner.resolve_input_ids(inputs)
         hidden = runner.model(ids, inputs.positions, runner.attention, runner.layer_caches, metadata)
         return hidden[inputs.logits_indices]

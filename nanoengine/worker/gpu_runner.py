@@ -14,6 +14,7 @@ from nanoengine.attention.base import why_not_triton
 from nanoengine.attention.paged import PagedBackend
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
+from nanoengine.engine.rows import num_request_rows
 from nanoengine.model.capabilities import declares, supports_cuda_graphs, unfuse
 from nanoengine.worker.block_tables import BlockTables
 from nanoengine.worker.cuda_graphs import record_graphs
@@ -49,13 +50,13 @@ class Mode:
 
     paged: block tables stay on the device, and attention's metadata travel with the step's inputs.
     graphs: steps are CUDA graphs. kernel_samples: a kernel samples where temperature is all that is asked for.
-    own_decoder: the decoder is ours, so logits need no float32 copy.
+    native_logits: compute_logits may be called, which makes no float32 copy.
     """
 
     paged: bool
     graphs: bool
     kernel_samples: bool
-    own_decoder: bool
+    native_logits: bool
 
 
 def choose_mode(config: EngineConfig, device: torch.device, model, attention, sampler) -> Mode:
@@ -66,7 +67,7 @@ def choose_mode(config: EngineConfig, device: torch.device, model, attention, sa
         paged=paged,
         graphs=can_record and device.type == "cuda" and not config.enforce_eager,
         kernel_samples=paged and declares(sampler, "fusable"),
-        own_decoder=recordable,
+        native_logits=recordable,
     )
 
 
@@ -84,7 +85,8 @@ class GpuRunner(ModelRunner):
         with explain_out_of_memory(config):
             super()._make(config, **parts)
             max_blocks = -(-config.max_model_len // self.block_size)
-            self.tables = BlockTables(self.nobodys_row, max_blocks, self.device) if self.mode.paged else None
+            num_rows = num_request_rows(config.max_num_seqs)
+            self.tables = BlockTables(num_rows, max_blocks, self.device) if self.mode.paged else None
             self.graphs = record_graphs(self, config) if self.mode.graphs else []
 
     def _tune(self, config: EngineConfig) -> None:
@@ -131,13 +133,13 @@ class GpuRunner(ModelRunner):
     def forward(self, batch: Batch, inputs: StepInputs) -> torch.Tensor:
         if not self.mode.paged:
             return super().forward(batch, inputs)
-        ids = inputs.input_ids if batch.token_rows is None else self.known_ids(inputs)
+        ids = inputs.input_ids if batch.token_rows is None else self.resolve_input_ids(inputs)
         longest = int(batch.query_lens.max()), int(batch.context_lens.max())
         metadata = self.attention.ready(inputs.attention, self.tables.tensor, *longest)
         return self.model(ids, inputs.positions, self.attention, self.layer_caches, metadata)
 
     def logits(self, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor | None:
-        if not self.mode.own_decoder or not len(inputs.logits_indices):
+        if not self.mode.native_logits or not len(inputs.logits_indices):
             return super().logits(hidden, inputs)
         return self.model.compute_logits(hidden[inputs.logits_indices])
 
@@ -151,9 +153,9 @@ class GpuRunner(ModelRunner):
         from nanoengine.kernels.gumbel_sample import gumbel_sample
 
         inputs = result.inputs
-        tokens = torch.empty_like(inputs.sample_rows)
+        tokens = torch.empty_like(inputs.sample_request_rows)
         gumbel_sample(result.logits, inputs.temperatures, inputs.seeds, inputs.sample_positions, tokens,
-                      self.last_tokens, inputs.sample_rows)  # fmt: skip
+                      self.last_tokens, inputs.sample_request_rows)  # fmt: skip
         return tokens, None
 
     def _blocks_that_fit(self, config: EngineConfig) -> int:

@@ -28,7 +28,7 @@ class StepInputs:
     input_ids, positions: [T]. token_rows: [T]; where >= 0, the id is the last token that was sampled
     in that request row, and the host has not seen it yet.
     logits_indices: [S], the token of each sampling row whose logits are wanted.
-    sample_rows: [S], the request row whose last token the sampled one becomes.
+    sample_request_rows: [S], the request row whose last token the sampled one becomes.
     sample_positions, seeds, temperatures: [S], what the sampled token depends on beside the logits.
     attention: what a paged backend reads; None for a backend that prepares itself.
     """
@@ -37,7 +37,7 @@ class StepInputs:
     token_rows: Any
     positions: Any
     logits_indices: Any
-    sample_rows: Any
+    sample_request_rows: Any
     sample_positions: Any
     seeds: Any
     temperatures: Any
@@ -50,11 +50,11 @@ class StepInputs:
         sampling: SamplingArrays,
         attention: Any = None,
         bucket: Bucket | None = None,
-        nobodys_row: int = 0,
+        padding_row: int = -1,
     ) -> StepInputs:
         """The arrays of ``batch``; with a bucket, padded to its sizes.
 
-        nobodys_row: where the tokens of padded rows go.
+        padding_row: the request row that the tokens of padded rows go to; with a bucket it must be given.
         """
         token_rows = batch.token_rows
         if token_rows is None:
@@ -65,15 +65,15 @@ class StepInputs:
             token_rows=token_rows,
             positions=batch.positions,
             logits_indices=ends[batch.sample_rows] - 1,
-            sample_rows=batch.rows[batch.sample_rows],
+            sample_request_rows=batch.rows[batch.sample_rows],
             sample_positions=batch.sample_positions,
             seeds=sampling.seeds,
             temperatures=sampling.temperatures,
             attention=attention,
         )
-        return inputs if bucket is None else inputs._padded(bucket, nobodys_row)
+        return inputs if bucket is None else inputs._padded(bucket, padding_row)
 
-    def _padded(self, bucket: Bucket, nobodys_row: int) -> StepInputs:
+    def _padded(self, bucket: Bucket, padding_row: int) -> StepInputs:
         tokens, rows = bucket.tokens, bucket.rows
         return replace(
             self,
@@ -81,7 +81,7 @@ class StepInputs:
             token_rows=padded(self.token_rows, tokens, -1),
             positions=padded(self.positions, tokens, 0),
             logits_indices=padded(self.logits_indices, rows, 0),
-            sample_rows=padded(self.sample_rows, rows, nobodys_row),
+            sample_request_rows=padded(self.sample_request_rows, rows, padding_row),
             sample_positions=padded(self.sample_positions, rows, 0),
             seeds=padded(self.seeds, rows, 0),
             temperatures=padded(self.temperatures, rows, 0),

@@ -1,4 +1,4 @@
-"""How many KV blocks fit: measured with the largest step that the engine may run. Needs torch."""
+"""How many KV blocks fit: measured with the largest step that the engine may run."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def measure_largest_step(runner, config: EngineConfig) -> int:
     _score_a_prompt(runner, hidden)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
-    graphs = graph_bytes(config, logits.shape[1], runner.dtype.itemsize, layers)
+    graphs = 0 if not runner.mode.graphs else graph_bytes(config, logits.shape[1], runner.dtype.itemsize, layers)
     return int(1.1 * peak) + graphs + 256 * 2**20  # matrix-product workspaces, compiled kernels
 
 

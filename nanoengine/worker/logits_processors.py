@@ -1,4 +1,4 @@
-"""logit_bias, allowed_token_ids and bad_words change single rows of logits. Needs torch."""
+"""logit_bias, allowed_token_ids and bad_words change single rows of logits."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from nanoengine.attention import AttentionBackend, choose_backend
 from nanoengine.config import EngineConfig
 from nanoengine.engine.batch import Batch
 from nanoengine.engine.protocols import ROW_ERRORS, Pending, Runner, require, supported_by
+from nanoengine.engine.rows import num_request_rows
 from nanoengine.loader.resolve import ModelFiles, resolve_model
 from nanoengine.loader.weights import dummy_weights, read_weights
 from nanoengine.model.capabilities import unfuse
@@ -109,8 +110,8 @@ class ModelRunner(Runner):
         shape = (m.num_hidden_layers, 2, self.num_blocks, self.block_size, m.num_key_value_heads, m.head_dim)
         self.kv_cache = zeros(shape, self.dtype, self.device)
         self.layer_caches = list(self.kv_cache)
-        self.nobodys_row = 2 * config.max_num_seqs  # behind the request rows (engine.rows)
-        self.last_tokens = torch.zeros(self.nobodys_row + 1, dtype=torch.int64, device=self.device)
+        self.padding_row = num_request_rows(config.max_num_seqs)  # behind them
+        self.last_tokens = torch.zeros(self.padding_row + 1, dtype=torch.int64, device=self.device)
         self._sampling = SamplingArrays.of([])
 
     @property
@@ -150,21 +151,21 @@ class ModelRunner(Runner):
     @torch.inference_mode()
     def forward(self, batch: Batch, inputs: StepInputs) -> torch.Tensor:
         """Hidden states [T, hidden_size] of the batch's tokens; their KV is in the cache afterwards."""
-        ids = inputs.input_ids if batch.token_rows is None else self.known_ids(inputs)
+        ids = inputs.input_ids if batch.token_rows is None else self.resolve_input_ids(inputs)
         metadata = self.attention.prepare(batch, self.block_size, self.device)
         return self.model(ids, inputs.positions, self.attention, self.layer_caches, metadata)
 
-    def known_ids(self, inputs: StepInputs) -> torch.Tensor:
+    def resolve_input_ids(self, inputs: StepInputs) -> torch.Tensor:
         """int64 [T]: input ids, with the last tokens of their rows where the host does not know them.
 
         A row that got no token, or one that does not exist, is fed some id that does: reading
         beyond the embedding would end every request on a GPU, and the row is thrown away when the
         host hears of it.
         """
-        last = self.shared_last_tokens().clamp(0, self.vocab_size - 1)
+        last = self.broadcast_last_tokens().clamp(0, self.vocab_size - 1)
         return torch.where(inputs.token_rows >= 0, last[inputs.token_rows.clamp(min=0)], inputs.input_ids)
 
-    def shared_last_tokens(self) -> torch.Tensor:
+    def broadcast_last_tokens(self) -> torch.Tensor:
         """By request row, the last token that was sampled; on every rank."""
         return self.last_tokens if self.group is None else self.group.broadcast(self.last_tokens)
 
@@ -184,7 +185,8 @@ class ModelRunner(Runner):
         # the sampler may change its logits, and the next replay of a graph writes over them
         raw = result.logits.to(torch.float32, copy=True) if sampling.logprobs else None
         tokens = self._sampled(result.logits.float(), sampling.seqs, batch.sample_positions)
-        self.last_tokens.index_copy_(0, result.inputs.sample_rows[: len(tokens)], tokens)  # a graph's are padded
+        rows = result.inputs.sample_request_rows[: len(tokens)]  # a graph's are padded
+        self.last_tokens.index_copy_(0, rows, tokens)
         return tokens, self.report(raw, sampling, tokens)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Logprobs of the prompt's own tokens, a few rows of logits at a time. Needs torch.
+"""Logprobs of the prompt's own tokens, a few rows of logits at a time.
 
 The logits of a whole prompt would be the largest tensor of the engine: 8,192 tokens times 151,936 ids
 in float32 are 5 GB. So the LM head runs on ROWS tokens at a time, and of each part only the likeliest

@@ -19,11 +19,6 @@ class SamplingArrays:
     plain: bool
     logprobs: bool
 
-    @property
-    def temperature_bits(self) -> np.ndarray:
-        """int64 [S], so that they fit between the integers of a packed copy."""
-        return self.temperatures.view(np.int64)
-
     @classmethod
     def of(cls, seqs: list[Sequence]) -> SamplingArrays:
         params = [seq.params for seq in seqs]

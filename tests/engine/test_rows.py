@@ -62,7 +62,10 @@ def step(*seqs, new):
 def test_what_is_sent_is_what_is_new():
     sent, a, b = SentBlocks(), running(0), running(1)
     a.row, b.row, a.block_table, b.block_table = 3, 0, [7, 8], [1]
-    assert sent.updates(step(a, b, new=[True, True])) == [TableUpdate(3, 0, [7, 8]), TableUpdate(0, 0, [1])]
+    assert sent.updates(step(a, b, new=[True, True])) == [
+        TableUpdate(3, 0, [7, 8]),
+        TableUpdate(0, 0, [1]),
+    ]
     assert sent.updates(step(b, a, new=[False, False])) == []
     a.block_table.append(9)
     assert sent.updates(step(a, new=[False])) == [TableUpdate(3, 2, [9])]

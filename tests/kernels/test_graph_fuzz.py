@@ -111,7 +111,7 @@ def test_tokens_of_any_shape(seed, monkeypatch):
 
     draw = random.Random(seed)
     shape, block_size, spare = shape_of(draw)
-    monkeypatch.setattr(triton_attention, "spare_pieces", lambda rows, kv_heads: spare)
+    monkeypatch.setattr(triton_attention, "extra_kv_splits", lambda rows, kv_heads: spare)
     check(shape, settings_of(draw) | {"block_size": block_size}, requests_of(draw), seed)
 
 

@@ -28,13 +28,13 @@ def sizes_of(metadata) -> list[int]:
 
 def test_padding_of_a_decode_batch_reads_and_writes_nothing():
     from nanoengine.attention.paged import Bucket
-    from nanoengine.attention.triton_attention import TritonAttention, spare_pieces
+    from nanoengine.attention.triton_attention import TritonAttention, extra_kv_splits
 
     one = np.ones(2, np.int64)
     bucket = Bucket(4, 4, is_decode=True)
     full = TritonAttention(2).build(ragged(one, one * 50, one * 33), bucket)
     empty = TritonAttention(2).build(EMPTY, bucket)
-    sizes = [4, 4, 5, 4, 4, 4 * (4 + spare_pieces(4, 8)), 3 * spare_pieces(4, 8), 0]
+    sizes = [4, 4, 5, 4, 4, 4 * (4 + extra_kv_splits(4, 8)), 3 * extra_kv_splits(4, 8), 0]
     assert sizes_of(full) == sizes_of(empty) == sizes
     assert (full.slot_mapping.tolist(), full.query_start_loc.tolist()) == ([33, 33, -1, -1], [0, 1, 2, 3, 4])
     assert (full.query_lens.tolist(), full.seq_lens.tolist()) == ([1, 1, 1, 1], [50, 50, 0, 0])
@@ -113,11 +113,11 @@ def test_which_graph_a_step_gets():
 
 def test_padding_of_a_mixed_batch_reads_and_writes_nothing():
     from nanoengine.attention.paged import Bucket
-    from nanoengine.attention.triton_attention import TritonAttention, spare_pieces
+    from nanoengine.attention.triton_attention import TritonAttention, extra_kv_splits
 
     full = TritonAttention(2).build(ragged(np.array([3, 1, 70]), np.array([3, 50, 90])), Bucket(128, 5))
     empty = TritonAttention(2).build(EMPTY, Bucket(128, 5))
-    sizes = [128, 5, 6, 5, 5, 4 * (5 + spare_pieces(5, 8)), 3 * spare_pieces(5, 8), 2 * (128 // 64 + 5)]
+    sizes = [128, 5, 6, 5, 5, 4 * (5 + extra_kv_splits(5, 8)), 3 * extra_kv_splits(5, 8), 2 * (128 // 64 + 5)]
     assert sizes_of(full) == sizes_of(empty) == sizes
     assert (full.slot_mapping[:74] == np.arange(74)).all() and (full.slot_mapping[74:] == -1).all()
     assert full.query_start_loc.tolist() == [0, 3, 4, 74, 74, 74] and full.query_lens.tolist() == [3, 1, 70, 0, 0]
@@ -151,11 +151,11 @@ def test_a_mixed_step_never_needs_more_tiles_than_its_bucket_has(seed):
 
 def test_pieces_of_a_decode_step():
     """What was fastest at 8 KV heads; half as many KV heads want twice the pieces."""
-    from nanoengine.attention.triton_attention import spare_pieces
+    from nanoengine.attention.triton_attention import extra_kv_splits
 
     fastest = {1: 32, 4: 124, 8: 136, 48: 136, 101: 136, 143: 120, 213: 90, 256: 72, 1024: 32}
-    assert {rows: spare_pieces(rows, 8) for rows in fastest} == fastest
-    assert [spare_pieces(2 * rows, 4) for rows in fastest] == [2 * spare_pieces(rows, 8) for rows in fastest]
+    assert {rows: extra_kv_splits(rows, 8) for rows in fastest} == fastest
+    assert [extra_kv_splits(2 * rows, 4) for rows in fastest] == [2 * extra_kv_splits(rows, 8) for rows in fastest]
 
 
 def test_memory_of_graphs_is_logits_and_layers_not_the_sampler():

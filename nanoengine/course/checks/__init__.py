@@ -1,4 +1,4 @@
-"""The checks of all exercises, a module a lesson: ``lesson_01.EXERCISES`` and so on. Needs no torch."""
+"""The checks of all exercises, a module a lesson: ``lesson_01.EXERCISES`` and so on."""
 
 from __future__ import annotations
 

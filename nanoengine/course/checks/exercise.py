@@ -1,4 +1,4 @@
-"""What a check is made of: cases, an oracle, hints, and the section to re-read. Needs no torch."""
+"""What a check is made of: cases, an oracle, hints, and the section to re-read."""
 
 from __future__ import annotations
 

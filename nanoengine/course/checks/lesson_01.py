@@ -1,4 +1,4 @@
-"""The two exercises of lesson 01. Needs no torch."""
+"""The two exercises of lesson 01."""
 
 from __future__ import annotations
 

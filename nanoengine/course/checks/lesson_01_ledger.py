@@ -1,4 +1,4 @@
-"""Check of ex01b: the KV ledger of any model on any card. Needs no torch.
+"""Check of ex01b: the KV ledger of any model on any card.
 
 The oracle fills the card: it lists every weight tensor's shape, lays K and V down layer by layer, and hands out blocks
 until nothing fits. The answer is expected to divide.

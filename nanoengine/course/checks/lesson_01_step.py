@@ -1,4 +1,4 @@
-"""Check of ex01a: a step() that keeps one launch in flight and reports two named counts. Needs no torch.
+"""Check of ex01a: a step() that keeps one launch in flight and reports two named counts.
 
 The answer runs in a real LLMEngine on SlotRunner, whose right output ``expected_output`` knows from the tokens alone.
 A spy around the runner sees when each launch happens and when its result is asked for.

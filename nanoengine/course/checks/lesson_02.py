@@ -1,4 +1,4 @@
-"""The two exercises of lesson 02. Needs no torch."""
+"""The two exercises of lesson 02."""
 
 from __future__ import annotations
 

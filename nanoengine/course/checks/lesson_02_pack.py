@@ -1,4 +1,4 @@
-"""Check of ex02b: q, k and v of a checkpoint in one matrix. Needs no torch.
+"""Check of ex02b: q, k and v of a checkpoint in one matrix.
 
 The oracle never builds the matrix: it multiplies by each part alone and compares what comes out of one product. All
 numbers are whole, so that the comparison is exact.

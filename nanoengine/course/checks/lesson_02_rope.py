@@ -1,4 +1,4 @@
-"""Check of ex02a: keys that were turned already move to other positions. Needs no torch.
+"""Check of ex02a: keys that were turned already move to other positions.
 
 The oracle turns the unturned numbers, which the answer never sees, once to the old and once to the new positions; each
 pair is one complex number, one at a time. The answer is expected to turn whole arrays once, by the difference.

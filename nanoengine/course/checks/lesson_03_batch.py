@@ -1,4 +1,4 @@
-"""Check of ex03b: the batch at which decode stops being bandwidth-bound. Needs no torch.
+"""Check of ex03b: the batch at which decode stops being bandwidth-bound.
 
 The oracle lists what a step reads and multiplies, tensor by tensor and layer by layer, and looks for the batch by
 doubling and then halving. The answer is expected to solve an equation.

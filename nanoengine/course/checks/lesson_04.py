@@ -1,4 +1,4 @@
-"""The two exercises of lesson 04. Needs no torch."""
+"""The two exercises of lesson 04."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check of ex04a: the slots of a span of tokens as few contiguous runs. Needs no torch.
+"""Check of ex04a: the slots of a span of tokens as few contiguous runs.
 
 The oracle paints the pool: it writes every position of the sequence into its slot, block by block, and then walks
 through memory slot by slot. The answer is expected to compute.

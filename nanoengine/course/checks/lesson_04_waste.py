@@ -1,4 +1,4 @@
-"""Check of ex04b: who is admitted by static reservation and by blocks, and what lies empty. Needs no torch.
+"""Check of ex04b: who is admitted by static reservation and by blocks, and what lies empty.
 
 The oracle seats requests in a pool of single slots and counts which of them hold a token. The answer is expected to
 compute.

@@ -1,4 +1,4 @@
-"""The two exercises of lesson 05. Needs no torch."""
+"""The two exercises of lesson 05."""
 
 from __future__ import annotations
 

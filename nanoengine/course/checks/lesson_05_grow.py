@@ -1,4 +1,4 @@
-"""Check of ex05a: the new-block boundary where blocks are short. Needs no torch.
+"""Check of ex05a: the new-block boundary where blocks are short.
 
 The oracle writes token by token: each goes into the open block if that has a slot left, else into a new one if one is
 free, else it stops. The answer is expected to compute.

@@ -1,4 +1,4 @@
-"""Check of ex05b: a pool that frees a block twice, repaired. Needs no torch.
+"""Check of ex05b: a pool that frees a block twice, repaired.
 
 A case is a life of one pool. The oracle keeps no pool: for each block it lists who was given it, and holds every call
 of the answer against that list.

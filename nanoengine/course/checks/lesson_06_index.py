@@ -1,4 +1,4 @@
-"""Check of ex06a: an index of cached blocks that no hash function can make lie. Needs no torch.
+"""Check of ex06a: an index of cached blocks that no hash function can make lie.
 
 The answer is a class; a case is a life of one object, given as operations. The oracle hashes nothing: it writes down,
 for each block, the whole prefix that was stored in it, and compares prefixes.

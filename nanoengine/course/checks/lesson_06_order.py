@@ -1,4 +1,4 @@
-"""Check of ex06b: the order of requests with the most cache hits. Needs no torch.
+"""Check of ex06b: the order of requests with the most cache hits.
 
 The answer's order is run on the real engine, one request at a time, in a pool that just holds the longest prompt. The
 oracle asks another question: over all orders, how much could a pool that never evicts hit? (Dynamic programming over
