@@ -68,7 +68,9 @@ class LLM(OwnLoop):
         if replaced is not None:
             replaced.close()
         engine_class, runner = parts.pop("engine_class", LLMEngine), parts.pop("runner", None)
-        is_mine = runner is None
+        is_mine, brought = runner is None, [name for name in ("sampler", "attention_backend") if name in parts]
+        if brought and not is_mine:
+            raise TypeError(f"{', '.join(brought)}: a runner of your own brings its own parts")
         if is_mine:
             sampler, attention = parts.pop("sampler", None), parts.pop("attention_backend", None)
             runner = make_runner(self.config, model=files, sampler=sampler, attention=attention)

@@ -8,7 +8,7 @@ from typing import Any
 
 _PREFIX = "nanoengine"
 # What a lesson's cells change by right: the reader's language, how many hints were given.
-_ALLOWED = {("nanoengine.course.lesson", "_current"), ("nanoengine.course.progress", "_hints_shown")}
+_ALLOWED = {("nanoengine.language", "current"), ("nanoengine.course.progress", "_hints_shown")}
 _ABSENT = object()
 
 

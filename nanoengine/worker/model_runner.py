@@ -80,6 +80,8 @@ class ModelRunner(Runner):
                 f"tensor_parallel_size={config.tensor_parallel_size} needs more than one runner: "
                 "LLM(tensor_parallel_size=...) or make_runner(config) start them all"
             )
+        if group is not None and not (isinstance(model, Decoder) and model.lm_head.group is group):
+            raise ValueError("group: the model must be this rank's part (parallel.decoder.load_part)")
         self.device, self.group = pick_device(config.device), group
         if isinstance(model, Decoder):
             _check_limits(config, model.vocab_size, len(model.rotary_emb.cos))

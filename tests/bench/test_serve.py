@@ -117,7 +117,8 @@ def test_the_prefix_cache_knows_no_prompt_of_a_run_beforehand(options, capsys):
     asked = [prompt for prompts, _ in runs for prompt in prompts]
     assert len(set(asked)) == len(asked) == 2 * (6 if "--warm-up" in options else 8)
     if "--chat" not in options:  # there the template's first words are the same
-        assert len({prompt[:4] for prompt in asked}) > len(asked) - 3  # a block is 4 tokens
+        # a block is 4 tokens; words are few, so some begin alike, but a run asked twice would have half
+        assert len({prompt[:4] for prompt in asked}) > len(asked) // 2
     if "--vocab-size" in options:
         assert sorted(map(len, runs[0][0])) == sorted(map(len, runs[1][0]))  # lengths are the seed's
         assert all("Prefix cache: 0 of " in out for _, out in runs)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from nanoengine.course import lesson, progress
+from nanoengine.course import progress
 from nanoengine.course.check import CheckFailed, check, hint
 from nanoengine.course.status import next_exercise, status_lines
 from tests.course_exercises import answers_01
@@ -175,7 +175,7 @@ def blocked(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("lang", "words"), [("en", "Progress is not kept."), ("zh", "进度没有保存")])
 def test_the_verdict_comes_where_progress_cannot_be_kept(blocked, lang, words, capsys, monkeypatch):
-    monkeypatch.setattr(lesson, "_current", lang)
+    monkeypatch.setattr("nanoengine.language.current", lang)
     _pass("ex01b")
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("✓ ex01b") and second.startswith(words)

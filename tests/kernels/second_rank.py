@@ -23,10 +23,14 @@ ONE = dataclasses.replace(CONFIG, tensor_parallel_size=1)
 def make(kind, group, **parts):
     """The runner of one rank, and what its graphs replay; they are not recorded, but run each time."""
     from nanoengine.attention.triton_attention import TritonAttention
+    from nanoengine.parallel.decoder import load_part
+    from nanoengine.parallel.leader import Leader
     from tests.kernels.unrecorded import give_graphs
 
-    more = dict(group=group) if group else {}
-    runner = kind(CONFIG if group else ONE, model=FILES, attention=TritonAttention(2), **more, **parts)
+    config, more = (CONFIG, dict(group=group)) if group else (ONE, {})
+    # a leader loads its part itself
+    model = load_part(FILES, config, group) if group and not issubclass(kind, Leader) else FILES
+    runner = kind(config, model=model, attention=TritonAttention(2), **more, **parts)
     for parameter in runner.model.parameters():
         parameter.data *= 10  # logits that differ
     return runner, give_graphs(runner, CONFIG)

@@ -1,5 +1,7 @@
 """A row of NaN in the GPU's runner, on a CPU: eager and as graphs have it, with a step in flight behind it."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -82,7 +84,8 @@ def test_a_sampler_that_leaves_the_vocabulary_feeds_no_step_with_it(graphs):
     config = EngineConfig(vocab_size=64, max_model_len=40, max_num_seqs=3, max_num_batched_tokens=8,
                           num_blocks=9, device="cpu", overlap=1)  # fmt: skip
     runner, _ = runner_of(config, graphs)
-    runner.sampler, runner._plain_sampler = (lambda logits, seqs, at: torch.full((len(seqs),), 64)), False
+    runner.sampler = lambda logits, seqs, at: torch.full((len(seqs),), 64)
+    runner.mode = dataclasses.replace(runner.mode, kernel_samples=False)
     engine = LLMEngine(config, runner=runner)
     engine.add_request([1, 2], SamplingParams(max_tokens=3))
     with pytest.raises(RuntimeError, match=r"token id 64, outside the vocabulary \[0, 64\)"):

@@ -12,7 +12,7 @@ from nanoengine.loader.resolve import ModelFiles
 from nanoengine.loader.weights import expected_tensors
 from nanoengine.model.config import NAMED_CONFIGS
 from nanoengine.model.decoder import Decoder, full_forward
-from nanoengine.parallel.decoder import ParallelDecoder
+from nanoengine.parallel.decoder import ParallelDecoder, load_part
 from nanoengine.parallel.split import Split
 from nanoengine.worker.model_runner import ModelRunner
 from tests.parallel.ranks import on_ranks
@@ -59,7 +59,10 @@ def test_the_number_of_blocks_is_the_smallest_over_the_ranks():
     def blocks(group):
         room = (4e-3, 3e-3, 5e-3, 6e-3)[group.rank]
         config = EngineConfig(device="cpu", vocab_size=1024, max_model_len=128, kv_cache_gib=room)
-        runner = ModelRunner(config, model=ModelFiles(None, NAMED_CONFIGS["tiny-llama"], "dummy"), group=group)
+        files = ModelFiles(None, NAMED_CONFIGS["tiny-llama"], "dummy")
+        with pytest.raises(ValueError, match="this rank's part"):
+            ModelRunner(config, model=files, group=group)
+        runner = ModelRunner(config, model=load_part(files, config, group), group=group)
         return runner.num_blocks, runner.kv_cache.shape[2]
 
     block_bytes = 2 * 4 * 1 * 32 * 4 * 16  # K and V, layers, one KV head a rank, its size, fp32, tokens

@@ -58,8 +58,9 @@ def test_an_error_on_a_rank_comes_with_its_own_traceback():
         honest = sender.pack
 
         def pack(batch):
-            (ids, positions, slots, *arrays), lines, changes = honest(batch)
-            return (ids, positions, slots + 10**6, *arrays), lines, changes
+            message = honest(batch)
+            message.batch.slot_mapping = message.batch.slot_mapping + 10**6
+            return message
 
         sender.pack = pack
         with pytest.raises(RuntimeError) as caught:
