@@ -57,8 +57,8 @@ class Batch:
 def build_batch(seqs: list[Sequence], block_size: int, new_rows: list[bool] | None = None) -> Batch:
     """Lay out the scheduled tokens of ``seqs``.
 
-    new_rows: which of them got their row for this step (RowTable.assign). None: the batch stands
-        alone, with the rows 0..B-1, all of them new.
+    new_rows: which of them got their row for this step (RowTable.assign), empty for none. None: the
+        batch stands alone, with the rows 0..B-1, all of them new.
     Errors: ValueError if a token is neither known nor about to be sampled in a row.
     """
     starts = [seq.num_computed_tokens for seq in seqs]
@@ -92,7 +92,7 @@ def build_batch(seqs: list[Sequence], block_size: int, new_rows: list[bool] | No
         sample_rows=sample_rows,
         sample_positions=totals[sample_rows],
         rows=np.arange(len(seqs)) if new_rows is None else np.array([s.row for s in seqs], np.int64),
-        new_rows=np.ones(len(seqs), bool) if new_rows is None else np.array(new_rows, bool),
+        new_rows=np.array(new_rows, bool) if new_rows else np.full(len(seqs), new_rows is None),
         token_rows=token_rows,
         prompt=None if is_plain_decode else prompt_rows(seqs, starts, counts),
     )
@@ -109,10 +109,10 @@ def span_slots(block_table: list[int], start: int, end: int, block_size: int) ->
 def _input_ids(seqs, starts, counts, one_each) -> tuple[np.ndarray, np.ndarray | None]:
     """Ids of the scheduled tokens, and the rows of those that are not known yet (Batch.token_rows)."""
     if one_each:  # no span to slice: this is the hot path
-        pairs = list(zip(seqs, starts, strict=True))
         try:
-            return np.array([seq.token_ids[p] for seq, p in pairs], np.int64), None
+            return np.array([seq.token_ids[p] for seq, p in zip(seqs, starts, strict=True)], np.int64), None
         except IndexError:  # a step in flight samples at least one of them
+            pairs = list(zip(seqs, starts, strict=True))
             ids = [seq.token_ids[p] if p < len(seq.token_ids) else 0 for seq, p in pairs]
             token_rows = [-1 if p < len(seq.token_ids) else _row(seq, p) for seq, p in pairs]
             return np.array(ids, np.int64), np.array(token_rows, np.int64)

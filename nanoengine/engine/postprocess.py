@@ -73,7 +73,7 @@ def land(step: InFlight, manager: BlockManagerLike) -> StepOutput:
             continue
         known = seq.token_ids
         before = size = len(known)
-        if tokens and written != size:  # what follows the first ``written`` tokens is known already
+        if written != size and tokens:  # what follows the first ``written`` tokens is known already
             results[row] = tokens = []
         for token in tokens:
             if token < 0:

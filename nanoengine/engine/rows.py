@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from weakref import ref
 
@@ -42,11 +41,14 @@ class RowTable:
         self._owner: list[ref[Sequence] | None] = [None] * self.num_rows
         self._free = list(range(self.num_rows - 1, -1, -1))
 
-    def assign(self, seqs: Iterable[Sequence]) -> list[bool]:
-        """Give a row to each of ``seqs`` that has none. Returns, for each, True if its row is new.
+    def assign(self, seqs: list[Sequence]) -> list[bool]:
+        """Give a row to each of ``seqs`` that has none. Returns, for each, True if its row is new;
+        nothing at all if none is, the usual case.
 
         Errors: RuntimeError if more sequences run than there are rows.
         """
+        if -1 not in [seq.row for seq in seqs]:  # the hot path of decoding
+            return []
         new = []
         for seq in seqs:
             is_new = seq.row < 0
@@ -54,9 +56,8 @@ class RowTable:
                 if not self._free:
                     self._reclaim()
                 seq.row = self._free.pop()
-                self._owner[seq.row] = ref(
-                    seq
-                )  # an ended sequence may go: a row keeps nobody alive
+                # an ended sequence may go: a row keeps nobody alive
+                self._owner[seq.row] = ref(seq)
             new.append(is_new)
         return new
 
