@@ -251,17 +251,17 @@ class PrefillFirstScheduler(Scheduler):
 
     def schedule(self) -> Plan:
         plan = Plan()
-        self.schedule_running(plan, [seq for seq in self.running if _prefills(seq)])
+        # in place, not a function: every decode is asked. A last token left alone costs what a decode costs.
+        prefills = [
+            seq
+            for seq in self.running
+            if seq.num_tokens - seq.num_computed_tokens > 1 and seq.num_computed_tokens < seq.num_prefill_tokens
+        ]
+        self.schedule_running(plan, prefills)
         self.admit_waiting(plan)
         if not plan.seqs:
             self.schedule_running(plan, self.running[:])
         return plan
-
-
-def _prefills(seq: Sequence) -> bool:
-    """True for the next chunk of a prefill. A last token left alone costs what a decode costs."""
-    wanted = seq.num_tokens - seq.num_computed_tokens
-    return wanted > 1 and seq.num_computed_tokens < seq.num_prefill_tokens
 
 
 POLICIES = {"token_budget": TokenBudgetScheduler, "prefill_first": PrefillFirstScheduler}
